@@ -1,0 +1,163 @@
+"""The shape of the configuration: every option with its default, its unit, its rule and one line of documentation.
+
+How values are found (files, environment, flags) is `config_sources`'s business.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from proxy.endpoint import parse_endpoint
+
+
+class Section(BaseModel):
+    """A table of the configuration file: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class RestartConfig(Section):
+    """How a managed backend that died is started again."""
+
+    backoff_s: Seconds = 0.5
+    """Wait before the first restart; doubles with each further one."""
+    backoff_max_s: Seconds = 30.0
+    """Longest wait between two restarts."""
+    budget: PositiveInt = 10
+    """Restarts allowed within `budget_window_s`; beyond it the backend stays down until an operator acts."""
+    budget_window_s: Seconds = 600.0
+    """Seconds that the restart budget looks back."""
+
+
+class BackendConfig(Section):
+    """One entry of [[backends]]: an external engine (url), or engines that slotgate starts (one per GPU)."""
+
+    name: str | None = None
+    """Name of the backend; several GPUs get name-0, name-1, ... Default: the engine's name."""
+    url: str | None = None
+    """External engine: http://HOST:PORT[/PREFIX] or unix:/PATH. Leave out to have slotgate start one."""
+    engine: Literal["auto", "ollama", "llama-server", "embedded"] = "auto"
+    """What it runs. auto: asked of an external engine; for managed ones llama-server on PATH, else the embedded one."""
+    api_key: str | None = None
+    """Key that the external engine wants as `Authorization: Bearer`."""
+    gpus: Literal["auto", "none"] | list[str] = "auto"
+    """GPUs to start one engine each on: auto (all that NVML finds, else the CPU), none (CPU), or UUIDs or indexes."""
+    count: PositiveInt | None = None
+    """Engines to start on the CPU, sharing its threads. Default: 1. Ignored on GPUs: one engine per GPU."""
+    binary: Path | None = None
+    """Path of llama-server or ollama. Default: found on PATH."""
+    model: Path | None = None
+    """GGUF file that llama-server loads. Required for a managed llama-server."""
+    model_name: str | None = None
+    """Name that clients use for it. Default: the file's name without .gguf."""
+    slots: PositiveInt = 4
+    """Parallel sequences (llama-server -np, OLLAMA_NUM_PARALLEL)."""
+    running_limit: PositiveInt | None = None
+    """Requests that may run at once, at most `slots`; the other slots only keep prefixes. Default: min(slots, 8)."""
+    context_tokens: PositiveInt = 4096
+    """Context of one slot, in tokens."""
+    batch_tokens: PositiveInt = 512
+    """Tokens per batch (-b): bounds how long a prefill stalls other streams."""
+    host_cache_mib: Annotated[int, Field(ge=0)] | None = None
+    """Host prompt cache in MiB (--cache-ram). Default: 0 on a GPU, 256 on the CPU."""
+    threads: PositiveInt | None = None
+    """CPU threads of one engine. Default on the CPU: all cores divided by the engines."""
+    flags: list[str] = []
+    """Further flags for llama-server, as on its command line."""
+    env: dict[str, str] = {}
+    """Further environment variables for the engine."""
+    models_dir: Path | None = None
+    """Ollama's model store (OLLAMA_MODELS), shared by all backends of this entry. Default: Ollama's own."""
+    keep_alive: str = "5m"
+    """How long an idle model stays loaded (OLLAMA_KEEP_ALIVE)."""
+    max_loaded_models: PositiveInt = 1
+    """Models that one Ollama may hold at once (OLLAMA_MAX_LOADED_MODELS)."""
+    first_port: Annotated[int, Field(ge=1, le=65535)] = 11500
+    """Managed Ollamas listen on 127.0.0.1 from this port on; taken ports are skipped."""
+    start_timeout_s: Seconds = 600.0
+    """A managed engine that is not ready by then is stopped and started again."""
+    restart: RestartConfig = RestartConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "BackendConfig":
+        if self.url is not None:
+            parse_endpoint(self.url, self.api_key)
+            if self.engine == "embedded":
+                raise ValueError("engine = 'embedded' is started by slotgate; leave out url, or name the engine there")
+        if self.running_limit is not None and self.running_limit > self.slots and self.url is None:
+            raise ValueError(f"running_limit = {self.running_limit} is more than slots = {self.slots}")
+        return self
+
+
+class StoreConfig(Section):
+    """Where state lives that outlives a process or is shared."""
+
+    url: str | None = None
+    """redis://, rediss:// or unix:// of a Redis 7 or Valkey 8/9. Default: an embedded Valkey in the state directory."""
+    call_timeout_s: Seconds = 0.25
+    """Longest wait for one answer of the store before going on without it."""
+    lease_ttl_s: Seconds = 15.0
+    """A lease that is not renewed is void after this time: how soon a dead proxy's slots are free."""
+
+
+class LimitsConfig(Section):
+    """Bounds on what clients may ask."""
+
+    max_waiting: Annotated[int, Field(ge=0)] = 1000
+    """Requests that may wait for a slot; beyond it they are refused with Retry-After."""
+    max_wait_s: Seconds = 300.0
+    """Longest wait for a slot."""
+    max_body_bytes: PositiveInt = 64 * 1024 * 1024
+    """Largest request body."""
+    max_attempts: PositiveInt = 3
+    """Backends tried for one request before the first byte of an answer."""
+    heartbeat_after_s: Seconds = 20.0
+    """A streamed request that waited this long gets its head and heartbeats; until then a clean error is possible."""
+    heartbeat_every_s: Seconds = 15.0
+    """Pause between heartbeats."""
+    header_timeout_s: Seconds = 10.0
+    """A client that has not sent its whole request head by then is disconnected."""
+    body_timeout_s: Seconds = 30.0
+    """A client that sends nothing of its body for this long is disconnected."""
+    keepalive_timeout_s: Seconds = 75.0
+    """Idle client connections are closed after this time."""
+    stall_timeout_s: Seconds = 600.0
+    """An engine that sends nothing for this long in the middle of a request is given up."""
+    write_timeout_s: Seconds = 60.0
+    """A client that reads nothing for this long, while bytes for it wait, is disconnected."""
+    drain_s: Seconds = 60.0
+    """On stop, running requests get this long to finish."""
+
+
+class LogConfig(Section):
+    """What is logged, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is logged."""
+    format: Literal["auto", "json", "console"] = "auto"
+    """auto: console on a terminal, else one JSON object per line."""
+    requests: bool = True
+    """One line per request, with timers and a termination code."""
+
+
+class Config(Section):
+    """The whole configuration."""
+
+    listen: str = "127.0.0.1:11434"
+    """Address that clients use: HOST:PORT, [IPV6]:PORT, or unix:/PATH."""
+    fleet: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "default"
+    """Proxies with the same store and fleet name share their backends."""
+    state_dir: Path | None = None
+    """Sockets, logs, the embedded store. Default: $STATE_DIRECTORY, else $XDG_STATE_HOME/slotgate."""
+    admin_socket: Path | None = None
+    """Unix socket of the admin API. Default: admin.sock in the state directory."""
+    backends: list[BackendConfig] = []
+    """The engines. Default: one llama-server or Ollama as found; see the documentation."""
+    store: StoreConfig = StoreConfig()
+    limits: LimitsConfig = LimitsConfig()
+    log: LogConfig = LogConfig()

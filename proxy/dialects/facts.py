@@ -1,0 +1,50 @@
+"""What an engine says of itself, as far as answering clients needs it."""
+
+from typing import Any
+
+import msgspec
+
+from scheduler.domain import Engine
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """One model as its engine describes it."""
+
+    name: str
+    """As the engine calls it (a llama-server alias, an Ollama name)."""
+    digest: str = ""
+    """sha256 hex: Ollama's manifest digest; for llama-server made of what names the model, so backends agree."""
+    size_bytes: int = 0
+    modified_at: str = ""
+    """RFC 3339."""
+    format: str = "gguf"
+    family: str = ""
+    parameters: int = 0
+    """Number of weights."""
+    quantization: str = ""
+    context_tokens: int = 0
+    """Context it was trained for."""
+    embedding_length: int = 0
+    vocabulary: int = 0
+    capabilities: tuple[str, ...] = ("completion",)
+    """In Ollama's words: completion, tools, vision, embedding, insert, thinking."""
+    listing: dict[str, Any] = {}
+    """The engine's own entry of /api/tags (Ollama), passed on as it is."""
+
+
+class EngineFacts(msgspec.Struct, frozen=True):
+    """One engine as it describes itself."""
+
+    engine: Engine
+    version: str = ""
+    """/api/version of Ollama, build_info of llama-server."""
+    models: tuple[ModelFacts, ...] = ()
+    slots: int | None = None
+    slot_context_tokens: int | None = None
+    chat_template: str = ""
+    bos_token: str = ""
+    eos_token: str = ""
+    props: dict[str, Any] = {}
+    """llama-server's /props as it came."""
+    started: str = ""
+    """Changes when the engine restarts (process start time or media marker); part of telling a new epoch."""

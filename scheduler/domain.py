@@ -1,0 +1,230 @@
+"""The nouns: frozen structs that everything else speaks in. Owns no behaviour beyond tiny derived properties."""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Engine(StrEnum):
+    """What a backend runs; decides which API it speaks."""
+
+    OLLAMA = "ollama"
+    LLAMA_SERVER = "llama-server"
+
+
+class Dialect(StrEnum):
+    """An HTTP API as a client speaks it."""
+
+    OLLAMA = "ollama"
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+    LLAMACPP = "llamacpp"
+
+
+class Operation(StrEnum):
+    """What a request wants done, whatever the dialect calls it."""
+
+    CHAT = "chat"
+    GENERATE = "generate"
+    EMBED = "embed"
+    RERANK = "rerank"
+    INFILL = "infill"
+    TOKENIZE = "tokenize"  # tokenize, detokenize, apply-template, count: answered by an engine without a slot
+    LOAD = "load"
+    UNLOAD = "unload"
+
+
+class Health(StrEnum):
+    """A backend's life; the transitions are the table in `health`."""
+
+    STARTING = "starting"
+    READY = "ready"
+    SUSPECT = "suspect"  # failed lately: still used, but only when nothing better has room
+    DOWN = "down"
+    DRAINING = "draining"
+
+
+class Failure(StrEnum):
+    """Why an attempt at a backend ended without an answer. Closed and small: it is a metric label."""
+
+    CONNECT = "connect"  # nothing was sent
+    RESET = "reset"  # the connection broke before the first byte of an answer
+    TIMEOUT = "timeout"
+    LOADING = "loading"  # 503: the engine still loads its model
+    OVERLOADED = "overloaded"  # 429, or 503 with a full queue
+    ENGINE_ERROR = "engine-error"  # 5xx that another backend may not have
+    TRUNCATED = "truncated"  # after the first byte: the stream ended without its end mark
+
+
+class Rejection(StrEnum):
+    """Why a backend cannot take a request now (per backend), or why a request got none (in `Reject`)."""
+
+    UNKNOWN_MODEL = "unknown-model"
+    UNSUPPORTED = "unsupported"  # the engine has no such API, or the model no such capability
+    TOO_MANY_SLOTS = "too-many-slots"  # the request needs more slots at once than the running limit
+    STARTING = "starting"
+    DOWN = "down"
+    DRAINING = "draining"
+    COOLING = "cooling-down"
+    TRIED = "already-tried"
+    NO_ROOM = "no-room"
+    QUEUE_FULL = "queue-full"
+    WAITED_TOO_LONG = "waited-too-long"
+    RETRIES_SPENT = "retries-spent"
+    SHUTTING_DOWN = "shutting-down"
+
+
+class Outcome(StrEnum):
+    """How a request ended. Closed and small: it is a metric label."""
+
+    DONE = "done"
+    CLIENT_LEFT = "client-left"
+    REJECTED = "rejected"
+    FAILED = "failed"  # every attempt failed before the first byte
+    TRUNCATED = "truncated"  # the engine died after the first byte
+    ENGINE_REFUSED = "engine-refused"  # the engine answered 4xx; passed on
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """One graphics card as NVML names it."""
+
+    uuid: str
+    index: int
+    name: str
+    memory_bytes: int
+
+
+class Residency(msgspec.Struct, frozen=True):
+    """A model loaded on a backend with its runner options: what can be reused without a reload."""
+
+    model: str
+    """Canonical name, see `names.canonical`."""
+    context_tokens: int | None = None
+    """Context of one slot."""
+    size_bytes: int | None = None
+    """Weights, KV cache and buffers, as the engine reports them."""
+    gpu_bytes: int | None = None
+    expires_at_unix_s: float | None = None
+    """When the engine will unload it by itself; None: never."""
+
+
+class SlotState(msgspec.Struct, frozen=True):
+    """One slot as the engine last reported it."""
+
+    id: int
+    busy: bool
+    context_tokens: int | None = None
+    cached_tokens: int | None = None
+    """Tokens whose KV the slot holds now: the prefix that a next request may reuse."""
+
+
+class Backend(msgspec.Struct, frozen=True):
+    """What is known of one engine process and does not change with every request."""
+
+    id: str
+    engine: Engine
+    slots: int
+    """Parallel sequences the engine has."""
+    running_limit: int
+    """Requests that may run at once; 1 <= running_limit <= slots."""
+    models: frozenset[str] = frozenset()
+    """Canonical names that it can serve, loaded or loadable."""
+    capabilities: frozenset[Operation] = frozenset({Operation.CHAT, Operation.GENERATE, Operation.TOKENIZE})
+    gpu: Gpu | None = None
+    managed: bool = False
+    epoch: int = 0
+    """Grows with every restart of the engine; leases and reports of an older epoch are void."""
+    slot_source: str = "leases"
+    """Where occupancy comes from beside our leases: "slots" (the engine's /slots) or "leases" (nothing better)."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What one look at a backend saw. Fields that the engine does not tell are None, never zero."""
+
+    backend_id: str
+    epoch: int
+    asked_at_s: float
+    """When the look began: anything leased or freed since is not in it."""
+    busy_slots: int | None = None
+    deferred: int | None = None
+    """Requests in the engine's own queue. Anything above 0 means that somebody goes around slotgate."""
+    slots: tuple[SlotState, ...] = ()
+    residencies: tuple[Residency, ...] = ()
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a client asks for, as far as routing needs to know."""
+
+    id: str
+    """Unique over all proxies of a fleet."""
+    operation: Operation
+    dialect: Dialect
+    model: str | None
+    """Canonical name; None where the dialect lets clients leave it out: any backend will do."""
+    arrived_s: float
+    wait_until_s: float
+    """After this it no longer waits for a slot."""
+    stream: bool = False
+    seats: int = 1
+    """Slots that it occupies at once (prompts × n). 0: answered without a slot."""
+    engines: frozenset[Engine] = frozenset(Engine)
+    """Engines that can answer it, natively or by translation."""
+    tenant: str = ""
+    priority: str = "normal"
+    prompt_bytes: int = 0
+
+
+class BackendView(msgspec.Struct, frozen=True):
+    """One backend as one decision sees it."""
+
+    backend: Backend
+    health: Health
+    seats_leased: int = 0
+    """Seats of this proxy: running, being claimed, and abandoned ones that the engine has not freed yet."""
+    seats_elsewhere: int = 0
+    """Seats of other proxies of the fleet, as the store last told."""
+    foreign_busy: int = 0
+    """Slots that the engine reports busy beyond all leases: somebody goes around slotgate."""
+    residencies: tuple[Residency, ...] = ()
+    slots: tuple[SlotState, ...] = ()
+    """As last reported; advisory."""
+    last_used_s: float = float("-inf")
+    cooling_until_s: float = float("-inf")
+
+    @property
+    def room(self) -> int:
+        """Seats free under the running limit; never negative."""
+        taken = self.seats_leased + self.seats_elsewhere + self.foreign_busy
+        return max(0, self.backend.running_limit - taken)
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """The immutable view of the fleet that one decision sees."""
+
+    now_s: float
+    backends: tuple[BackendView, ...]
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A backend that could run the request now, and what that would cost."""
+
+    backend_id: str
+    cost_ms: float
+    """Milliseconds of GPU time: the sum of `terms_ms`."""
+    terms_ms: dict[str, float]
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Why a request went, or did not go, somewhere."""
+
+    request_id: str
+    ranking: tuple[Candidate, ...] = ()
+    """Best first."""
+    rejections: dict[str, Rejection] = {}
+    """Backend id -> the first filter that it failed."""
+    policy_version: int = 0
+
+    @property
+    def best(self) -> Candidate | None:
+        """The candidate to try first, if there is one."""
+        return self.ranking[0] if self.ranking else None

@@ -1,0 +1,78 @@
+"""Everything the scheduler may ask for. It never does any of it itself."""
+
+import msgspec
+
+from scheduler.domain import Decision, Health, Rejection
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Ask the store for seats. Answered by `events.ClaimGranted` or `ClaimRefused`, exactly once."""
+
+    request_id: str
+    backend_id: str
+    nonce: str
+    """Unique per attempt: the claim is idempotent by it."""
+    seats: int
+    running_limit: int
+    epoch: int
+
+
+class Dispatch(msgspec.Struct, frozen=True):
+    """Send the request to the backend: its lease is held."""
+
+    request_id: str
+    backend_id: str
+    nonce: str
+    decision: Decision
+    attempt: int
+    """1 for the first."""
+
+
+class Reject(msgspec.Struct, frozen=True):
+    """Answer the client with an error; the request is over."""
+
+    request_id: str
+    rejection: Rejection
+    detail: str
+    """For the person who reads the error: what is missing and what would help."""
+    retry_after_s: float | None = None
+    decision: Decision | None = None
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    """Close the connection to the backend at once; the client is gone."""
+
+    request_id: str
+    backend_id: str
+
+
+class Release(msgspec.Struct, frozen=True):
+    """Give the seats of a lease back to the store; emitted exactly once for every granted claim."""
+
+    backend_id: str
+    nonce: str
+
+
+class Look(msgspec.Struct, frozen=True):
+    """Look at a backend at the given time: a slot should have become idle and nobody else will tell."""
+
+    backend_id: str
+    at_s: float
+
+
+class WakeAt(msgspec.Struct, frozen=True):
+    """Send `events.TimePassed` at this time. Only the earliest asked for counts."""
+
+    at_s: float
+
+
+class HealthChanged(msgspec.Struct, frozen=True):
+    """For the record: a backend moved through its life."""
+
+    backend_id: str
+    before: Health
+    after: Health
+    because: str
+
+
+Effect = Claim | Dispatch | Reject | Cancel | Release | Look | WakeAt | HealthChanged

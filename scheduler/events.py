@@ -1,0 +1,139 @@
+"""Everything that can happen to the scheduler. Facts only; what to do about them is `core`'s business."""
+
+import msgspec
+
+from scheduler.domain import Backend, Failure, Outcome, Report, Request
+from scheduler.health import Signal
+from scheduler.policy import Policy
+
+
+class BackendChanged(msgspec.Struct, frozen=True):
+    """A backend joined, or its facts changed (slots, models, a new epoch after a restart)."""
+
+    backend: Backend
+
+
+class BackendLeft(msgspec.Struct, frozen=True):
+    """A backend is gone for good; requests running there fail by themselves."""
+
+    backend_id: str
+
+
+class BackendSignalled(msgspec.Struct, frozen=True):
+    """Something that moves a backend through its life: see `health.TRANSITIONS`."""
+
+    backend_id: str
+    signal: Signal
+
+
+class BackendReported(msgspec.Struct, frozen=True):
+    """A look at a backend came back. Older than what is known already: dropped."""
+
+    report: Report
+
+
+class OccupancyReported(msgspec.Struct, frozen=True):
+    """The store told how many seats other proxies hold at a backend."""
+
+    backend_id: str
+    seats_elsewhere: int
+    asked_at_s: float
+    draining: bool | None = None
+
+
+class RequestArrived(msgspec.Struct, frozen=True):
+    """A client wants something."""
+
+    request: Request
+
+
+class ClaimGranted(msgspec.Struct, frozen=True):
+    """The store granted a claim."""
+
+    request_id: str
+    nonce: str
+
+
+class ClaimRefused(msgspec.Struct, frozen=True):
+    """The store refused a claim, and told why: the truth to decide on again."""
+
+    request_id: str
+    nonce: str
+    seats_elsewhere: int
+    draining: bool = False
+    epoch: int | None = None
+    """The backend's epoch in the store, where it differs from ours."""
+
+
+class AnswerStarted(msgspec.Struct, frozen=True):
+    """The first byte of an engine's answer went to the client: from here on no retry."""
+
+    request_id: str
+
+
+class AttemptFailed(msgspec.Struct, frozen=True):
+    """An attempt ended before its first byte. The scheduler decides whether and where to retry."""
+
+    request_id: str
+    failure: Failure
+    detail: str = ""
+
+
+class RequestEnded(msgspec.Struct, frozen=True):
+    """The exchange with the engine is over and its connection idle or closed; the engine is done with it."""
+
+    request_id: str
+    outcome: Outcome
+
+
+class ClientLeft(msgspec.Struct, frozen=True):
+    """The client closed its connection, waiting or running."""
+
+    request_id: str
+
+
+class DrainRequested(msgspec.Struct, frozen=True):
+    """Finish what runs at a backend, give it nothing new."""
+
+    backend_id: str
+
+
+class UndrainRequested(msgspec.Struct, frozen=True):
+    """Give a drained backend work again."""
+
+    backend_id: str
+
+
+class PolicyChanged(msgspec.Struct, frozen=True):
+    """Another policy is in force from now on."""
+
+    policy: Policy
+
+
+class StoppingAnnounced(msgspec.Struct, frozen=True):
+    """The proxy shuts down: nothing new is taken; what waits is still served until its deadline."""
+
+
+class TimePassed(msgspec.Struct, frozen=True):
+    """A time asked for by `effects.WakeAt` has come."""
+
+
+Event = (
+    BackendChanged
+    | BackendLeft
+    | BackendSignalled
+    | BackendReported
+    | OccupancyReported
+    | RequestArrived
+    | ClaimGranted
+    | ClaimRefused
+    | AnswerStarted
+    | AttemptFailed
+    | RequestEnded
+    | ClientLeft
+    | DrainRequested
+    | UndrainRequested
+    | PolicyChanged
+    | StoppingAnnounced
+    | TimePassed
+)
