@@ -3,10 +3,13 @@
 How values are found (files, environment, flags) is `config_sources`'s business.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import msgspec
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from proxy.endpoint import parse_endpoint
 
@@ -17,8 +20,62 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+class ListenAddress(msgspec.Struct, frozen=True):
+    """Where clients connect: a TCP address or a unix socket."""
+
+    host: str = ""
+    """Name or address to bind; empty: every address of this machine, or a unix socket."""
+    port: int = 0
+    """0: any free port."""
+    unix_path: Path | None = None
+
+    def __str__(self) -> str:
+        if self.unix_path is not None:
+            return f"unix:{self.unix_path}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_listen(text: str) -> ListenAddress:
+    """Read `HOST:PORT`, `[IPV6]:PORT`, `:PORT` (every address) or `unix:/PATH`.
+
+    Raises:
+        ValueError: it is none of these; the message says how it should look.
+    """
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:").removeprefix("//")
+        if not path.startswith("/"):
+            raise ValueError(f"{text!r}: a unix socket needs an absolute path, such as unix:/run/slotgate/http.sock")
+        return ListenAddress(unix_path=Path(path))
+    if "://" in text:
+        raise ValueError(f"{text!r}: write HOST:PORT without {text.partition('://')[0]}://")
+    host, colon, port_text = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not port_text.isascii() or not port_text.isdigit() or int(port_text) > 65535:
+        raise ValueError(f"{text!r}: write HOST:PORT with a port from 0 to 65535")
+    if ":" in host and not bracketed:
+        raise ValueError(f"{text!r}: write an IPv6 address in brackets, such as [::1]:11434")
+    if any(mark in host for mark in "/?#@ "):
+        raise ValueError(f"{text!r}: write HOST:PORT, nothing else")
+    return ListenAddress(host=host.strip("[]"), port=int(port_text))
+
+
+def _listen(text: str) -> str:
+    parse_listen(text)
+    return text
+
+
+def _indexes_as_text(value: object) -> object:
+    if isinstance(value, list):
+        return [str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in value]
+    return value
+
+
 PositiveInt = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
+Gpus = Annotated[
+    Literal["auto", "none"] | Annotated[list[str], Field(min_length=1)],
+    BeforeValidator(_indexes_as_text),
+]
 
 
 class RestartConfig(Section):
@@ -37,7 +94,7 @@ class RestartConfig(Section):
 class BackendConfig(Section):
     """One entry of [[backends]]: an external engine (url), or engines that slotgate starts (one per GPU)."""
 
-    name: str | None = None
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] | None = None
     """Name of the backend; several GPUs get name-0, name-1, ... Default: the engine's name."""
     url: str | None = None
     """External engine: http://HOST:PORT[/PREFIX] or unix:/PATH. Leave out to have slotgate start one."""
@@ -45,7 +102,7 @@ class BackendConfig(Section):
     """What it runs. auto: asked of an external engine; for managed ones llama-server on PATH, else the embedded one."""
     api_key: str | None = None
     """Key that the external engine wants as `Authorization: Bearer`."""
-    gpus: Literal["auto", "none"] | list[str] = "auto"
+    gpus: Gpus = "auto"
     """GPUs to start one engine each on: auto (all that NVML finds, else the CPU), none (CPU), or UUIDs or indexes."""
     count: PositiveInt | None = None
     """Engines to start on the CPU, sharing its threads. Default: 1. Ignored on GPUs: one engine per GPU."""
@@ -83,15 +140,27 @@ class BackendConfig(Section):
     """A managed engine that is not ready by then is stopped and started again."""
     restart: RestartConfig = RestartConfig()
 
-    @model_validator(mode="after")
-    def _consistent(self) -> "BackendConfig":
-        if self.url is not None:
-            parse_endpoint(self.url, self.api_key)
-            if self.engine == "embedded":
-                raise ValueError("engine = 'embedded' is started by slotgate; leave out url, or name the engine there")
-        if self.running_limit is not None and self.running_limit > self.slots and self.url is None:
-            raise ValueError(f"running_limit = {self.running_limit} is more than slots = {self.slots}")
-        return self
+    @field_validator("url")
+    @classmethod
+    def _readable_url(cls, url: str | None) -> str | None:
+        if url is not None:
+            parse_endpoint(url)
+        return url
+
+    @field_validator("engine")
+    @classmethod
+    def _startable(cls, engine: str, info: ValidationInfo) -> str:
+        if engine == "embedded" and info.data.get("url") is not None:
+            raise ValueError("the embedded engine is started by slotgate itself: leave out url, or name its engine")
+        return engine
+
+    @field_validator("running_limit")
+    @classmethod
+    def _within_slots(cls, limit: int | None, info: ValidationInfo) -> int | None:
+        slots = info.data.get("slots")
+        if limit is not None and slots is not None and limit > slots and info.data.get("url") is None:
+            raise ValueError(f"{limit} is more than slots = {slots}")
+        return limit
 
 
 class StoreConfig(Section):
@@ -103,6 +172,13 @@ class StoreConfig(Section):
     """Longest wait for one answer of the store before going on without it."""
     lease_ttl_s: Seconds = 15.0
     """A lease that is not renewed is void after this time: how soon a dead proxy's slots are free."""
+
+    @field_validator("url")
+    @classmethod
+    def _known_scheme(cls, url: str | None) -> str | None:
+        if url is not None and urlsplit(url).scheme not in {"redis", "rediss", "unix"}:
+            raise ValueError("write redis://HOST:PORT/DB, rediss://HOST:PORT/DB (TLS) or unix:///PATH")
+        return url
 
 
 class LimitsConfig(Section):
@@ -148,16 +224,44 @@ class LogConfig(Section):
 class Config(Section):
     """The whole configuration."""
 
-    listen: str = "127.0.0.1:11434"
-    """Address that clients use: HOST:PORT, [IPV6]:PORT, or unix:/PATH."""
+    listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:11434"
+    """Address that clients use: HOST:PORT, [IPV6]:PORT, :PORT (every address), or unix:/PATH."""
     fleet: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "default"
     """Proxies with the same store and fleet name share their backends."""
     state_dir: Path | None = None
     """Sockets, logs, the embedded store. Default: $STATE_DIRECTORY, else $XDG_STATE_HOME/slotgate."""
     admin_socket: Path | None = None
-    """Unix socket of the admin API. Default: admin.sock in the state directory."""
+    """Unix socket of the admin API. Default: admin.sock in $RUNTIME_DIRECTORY, else in the state directory."""
     backends: list[BackendConfig] = []
-    """The engines. Default: one llama-server or Ollama as found; see the documentation."""
+    """The engines, one [[backends]] each. At least one is needed to serve."""
     store: StoreConfig = StoreConfig()
     limits: LimitsConfig = LimitsConfig()
     log: LogConfig = LogConfig()
+
+
+class Paths(msgspec.Struct, frozen=True):
+    """Where a proxy keeps its files: the configuration's paths with their defaults filled in."""
+
+    state_dir: Path
+    admin_socket: Path
+
+
+def resolve(config: Config, environ: Mapping[str, str]) -> Paths:
+    """Fill in the paths that the configuration leaves open; nothing is created.
+
+    systemd sets STATE_DIRECTORY and RUNTIME_DIRECTORY from the unit (systemd.exec(5), colon-separated lists); without
+    them the XDG base directory rules hold.
+    """
+    state_dir = config.state_dir
+    if state_dir is None:
+        if named := environ.get("STATE_DIRECTORY", "").partition(":")[0]:
+            state_dir = Path(named)
+        elif (xdg := environ.get("XDG_STATE_HOME", "")).startswith("/"):
+            state_dir = Path(xdg) / "slotgate"
+        else:
+            state_dir = Path(environ.get("HOME") or "~").expanduser() / ".local" / "state" / "slotgate"
+    admin_socket = config.admin_socket
+    if admin_socket is None:
+        run_dir = environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
+        admin_socket = (Path(run_dir) if run_dir else state_dir) / "admin.sock"
+    return Paths(state_dir=state_dir.absolute(), admin_socket=admin_socket.absolute())

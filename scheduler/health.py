@@ -2,8 +2,6 @@
 
 from enum import StrEnum
 
-from scheduler.domain import Health
-
 
 class Signal(StrEnum):
     """What moves a backend from one state to another."""

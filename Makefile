@@ -1,0 +1,49 @@
+# Everything is set up by what needs it: `make demo` and `make test` work in a fresh clone.
+SHELL := /bin/sh
+VENV := .venv
+BIN := $(VENV)/bin
+.DEFAULT_GOAL := help
+
+.PHONY: help demo test check format lock bench-relay slow clean
+
+help: ## show this
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo ## two real engines on the CPU, the proxy and 12 chats; ONCE=1 stops after the table
+	@$(BIN)/slotgate demo $(if $(ONCE),--once) $(if $(LISTEN),--listen=$(LISTEN))
+
+test: $(VENV)/.test ## the whole test suite, with real engines and a real store
+	$(BIN)/pytest
+
+check: $(VENV)/.test ## style, types, import rules, spelling, file sizes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell proxy scheduler tests deploy docs README.md CHANGELOG.md Makefile
+	$(BIN)/python -m tests.file_sizes
+
+format: $(VENV)/.test ## rewrite the code in its style
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+slow: $(VENV)/.test ## the field's own script, 100 rounds, on two real engines
+	$(BIN)/python -m tests.bench.field
+
+bench-relay: $(VENV)/.test ## CPU and latency beside nginx, in one run; ends with one JSON line
+	$(BIN)/python -m tests.bench.relay
+
+lock: $(VENV)/.test ## pin the newest versions that pyproject.toml and tests/requirements.in allow
+	$(BIN)/pip-compile -q --upgrade --extra embedded --generate-hashes --strip-extras --no-emit-index-url --no-emit-trusted-host --no-header -o requirements.lock pyproject.toml
+	$(BIN)/pip-compile -q --upgrade --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-trusted-host --no-header -c requirements.lock -o tests/requirements.lock tests/requirements.in
+
+clean: ## remove what the other commands made
+	rm -rf $(VENV) $(VENV).log .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/.demo: requirements.lock deploy/demo-model.lock deploy/venv.sh pyproject.toml
+	@deploy/venv.sh $(VENV) requirements.lock deploy/demo-model.lock
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo tests/requirements.lock
+	@deploy/venv.sh $(VENV) tests/requirements.lock
+	@touch $@

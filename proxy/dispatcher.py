@@ -1,0 +1,218 @@
+"""The run loop: feeds events to the scheduler and performs its effects. Nothing here decides anything.
+
+A request's task asks `submit` for a `Ticketed` and waits for its placements; every other part of the proxy calls
+`feed`. All of it runs on one event loop, so there are no locks, and an effect is performed before the next event.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import structlog
+
+from proxy.store import Store
+from proxy.tasks import Tasks
+from scheduler import effects, events
+from scheduler.core import Scheduler
+from scheduler.domain import Decision, Failure, Outcome, Rejection, Request
+from scheduler.effects import Effect
+from scheduler.events import Event
+
+log = structlog.get_logger("slotgate.dispatcher")
+
+OCCUPANCY_EVERY_S = 1.0
+"""How often the store is asked what other proxies hold. Only advice: a claim is checked by the store itself."""
+
+
+class Looks(Protocol):
+    """Who can take an extra look at a backend."""
+
+    def look(self, backend_id: str, at_s: float) -> None: ...
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """A backend that the request may be sent to now."""
+
+    backend_id: str
+    decision: Decision
+    attempt: int
+
+
+class Refused(Exception):
+    """The scheduler refused the request."""
+
+    def __init__(self, effect: effects.Reject) -> None:
+        super().__init__(effect.detail)
+        self.rejection: Rejection = effect.rejection
+        self.detail = effect.detail
+        self.retry_after_s = effect.retry_after_s
+        self.decision = effect.decision
+
+
+class Ticketed:
+    """One request's side of the dispatcher: its placements, and what it tells back."""
+
+    def __init__(self, dispatcher: "Dispatcher", request: Request) -> None:
+        self.request = request
+        self._dispatcher = dispatcher
+        self._next: asyncio.Future[Placement] = dispatcher.loop.create_future()
+        self._over = False
+
+    async def placement(self) -> Placement:
+        """Wait for a backend.
+
+        Raises:
+            Refused: there is none for it.
+        """
+        return await self._next
+
+    def started(self) -> None:
+        """The first byte of the engine's answer is about to go out."""
+        self._dispatcher.feed(events.AnswerStarted(self.request.id))
+
+    def failed(self, failure: Failure, detail: str) -> None:
+        """The attempt failed before its first byte; await `placement` again."""
+        self._next = self._dispatcher.loop.create_future()
+        self._dispatcher.feed(events.AttemptFailed(self.request.id, failure, detail))
+
+    def ended(self, outcome: Outcome) -> None:
+        """The exchange is over."""
+        self._over = True
+        self._dispatcher.feed(events.RequestEnded(self.request.id, outcome))
+
+    def close(self) -> None:
+        """Whatever happened: if nobody said how it ended, the client left."""
+        self._dispatcher.forget(self.request.id)
+        if not self._over:
+            self._over = True
+            self._dispatcher.feed(events.ClientLeft(self.request.id))
+
+    def settle(self, effect: effects.Dispatch | effects.Reject) -> None:
+        """Wake the waiting task (for the dispatcher)."""
+        if isinstance(effect, effects.Reject):
+            self._over = True
+        if self._next.done():
+            return
+        if isinstance(effect, effects.Dispatch):
+            self._next.set_result(Placement(effect.backend_id, effect.decision, effect.attempt))
+        else:
+            self._next.set_exception(Refused(effect))
+
+
+class Dispatcher:
+    """Events in, effects performed."""
+
+    def __init__(self, scheduler: Scheduler, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self.scheduler = scheduler
+        self.loop = asyncio.get_running_loop()
+        self.fleet: Looks | None = None
+        self.on_idle: Callable[[], None] | None = None
+        self._store = store
+        self._clock = clock
+        self._ticketed: dict[str, Ticketed] = {}
+        self._tasks = Tasks()
+        self._wake: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin renewing leases and asking the store what others hold."""
+        self._tasks.start(self._renew(), "renew leases")
+        self._tasks.start(self._watch_occupancy(), "watch occupancy")
+
+    async def close(self) -> None:
+        """Stop; requests in flight are the caller's business."""
+        if self._wake is not None:
+            self._wake.cancel()
+        await self._tasks.close()
+
+    def submit(self, request: Request) -> Ticketed:
+        """Hand a request to the scheduler."""
+        ticketed = Ticketed(self, request)
+        self._ticketed[request.id] = ticketed
+        self.feed(events.RequestArrived(request))
+        return ticketed
+
+    def forget(self, request_id: str) -> None:
+        """The request's task is over."""
+        self._ticketed.pop(request_id, None)
+        if not self._ticketed and self.on_idle is not None:
+            self.on_idle()
+
+    @property
+    def requests(self) -> int:
+        """Requests waiting or running here."""
+        return len(self._ticketed)
+
+    def feed(self, event: Event) -> None:
+        """Tell the scheduler, and do what it asks for."""
+        for effect in self.scheduler.handle(event, self._clock()):
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case effects.Dispatch() | effects.Reject():
+                if (ticketed := self._ticketed.get(effect.request_id)) is not None:
+                    ticketed.settle(effect)
+            case effects.Claim():
+                self._tasks.start(self._claim(effect), "claim")
+            case effects.Release():
+                self._tasks.start(self._release(effect), "release")
+            case effects.WakeAt():
+                self._wake_at(effect.at_s)
+            case effects.Look():
+                if self.fleet is not None:
+                    self.fleet.look(effect.backend_id, effect.at_s)
+            case effects.HealthChanged():
+                log.info(
+                    "backend health",
+                    backend=effect.backend_id,
+                    before=effect.before.value,
+                    after=effect.after.value,
+                    because=effect.because,
+                )
+            case effects.Cancel():
+                pass  # the exchange was cancelled with the client's task, which closed the engine's connection
+
+    async def _claim(self, effect: effects.Claim) -> None:
+        reply = await self._store.claim(
+            effect.backend_id, effect.nonce, effect.seats, effect.running_limit, effect.epoch
+        )
+        if reply.granted:
+            self.feed(events.ClaimGranted(effect.request_id, effect.nonce))
+        else:
+            elsewhere = max(0, reply.seats_total - reply.seats_mine)
+            self.feed(
+                events.ClaimRefused(effect.request_id, effect.nonce, elsewhere, reply.draining, reply.epoch)
+            )
+
+    async def _release(self, effect: effects.Release) -> None:
+        await self._store.release(effect.backend_id, effect.nonce)
+
+    def _wake_at(self, at_s: float) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+        self._wake = self.loop.call_later(max(0.0, at_s - self._clock()), self._woken)
+
+    def _woken(self) -> None:
+        self._wake = None
+        self.feed(events.TimePassed())
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._store.lease_ttl_s / 3)
+            held: dict[str, list[tuple[str, int]]] = {}
+            for lease in self.scheduler.running():
+                if lease.nonce:
+                    held.setdefault(lease.backend_id, []).append((lease.nonce, lease.seats))
+            if held:
+                await self._store.renew(held)
+
+    async def _watch_occupancy(self) -> None:
+        while True:
+            asked_at_s = self._clock()
+            ids = [view.backend.id for view in self.scheduler.snapshot(asked_at_s).backends]
+            for backend_id, seats in (await self._store.occupancy(ids)).items():
+                elsewhere = max(0, seats.seats_total - seats.seats_mine)
+                self.feed(events.OccupancyReported(backend_id, elsewhere, asked_at_s, seats.draining))
+            await asyncio.sleep(OCCUPANCY_EVERY_S)

@@ -1,0 +1,88 @@
+"""Which web pages may talk to the proxy, and under which host names: the same rules as Ollama's, so pages keep working.
+
+Engines never see `Origin`: slotgate owns this policy. The rules guard against pages of strangers in the user's own
+browser, DNS rebinding included; they are no access control for programs.
+"""
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0", "[::1]")
+"""Pages served from this machine, on any port."""
+APP_SCHEMES = (
+    "app", "file", "tauri", "vscode-webview", "vscode-file",
+    "chrome-extension", "moz-extension", "safari-web-extension",
+)  # fmt: skip
+"""Desktop programs and browser extensions; what Ollama allows as shipped."""
+LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
+ALLOWED_HEADERS = ",".join(
+    ["Authorization", "Content-Type", "User-Agent", "Accept", "X-Requested-With", "Openai-Beta", "X-Api-Key"]
+    + ["Anthropic-Version", "Anthropic-Beta", "Anthropic-Dangerous-Direct-Browser-Access"]
+    + [
+        f"X-Stainless-{name}"
+        for name in (
+            "Arch", "Async", "Custom-Poll-Interval", "Helper-Method", "Lang", "Os", "Package-Version", "Poll-Helper",
+            "Retry-Count", "Runtime", "Runtime-Version", "Timeout",
+        )
+    ]
+)  # fmt: skip
+
+
+class Origins:
+    """The policy for one listening address."""
+
+    def __init__(self, allowed: Sequence[str], *, loopback: bool) -> None:
+        self._all = "*" in allowed
+        self._allowed = frozenset(origin.rstrip("/").lower() for origin in allowed)
+        self._loopback = loopback
+        self._hostname = socket.gethostname().lower()
+
+    def origin_allowed(self, origin: str, host: str) -> bool:
+        """Whether a page of this origin may use the proxy, reached as `host`."""
+        origin = origin.lower()
+        if self._all or origin in self._allowed:
+            return True
+        parts = urlsplit(origin)
+        if parts.scheme in APP_SCHEMES:
+            return True
+        if parts.scheme not in {"http", "https"}:
+            return False
+        return parts.netloc == host.lower() or _name(parts.netloc) in LOCAL_HOSTS
+
+    def host_allowed(self, host: str) -> bool:
+        """Whether a request may name this host: on a loopback listener only names that mean this machine or network."""
+        if not self._loopback:
+            return True
+        name = _name(host.lower())
+        try:
+            address = ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return name in {"", "localhost", self._hostname} or name.endswith(LOCAL_SUFFIXES)
+        return address.is_loopback or address.is_private or address.is_unspecified
+
+    def response_headers(self, origin: str | None, host: str) -> list[tuple[str, str]]:
+        """CORS headers of an answer to a page; none for programs, which send no Origin."""
+        if origin is None or not self.origin_allowed(origin, host):
+            return []
+        if self._all:
+            return [("Access-Control-Allow-Origin", "*")]
+        return [("Access-Control-Allow-Origin", origin), ("Vary", "Origin")]
+
+    def preflight_headers(self, origin: str, host: str, allow: str) -> list[tuple[str, str]]:
+        """Headers of the 204 that answers a browser's OPTIONS."""
+        return [
+            ("Access-Control-Allow-Headers", ALLOWED_HEADERS),
+            ("Access-Control-Allow-Methods", "GET,POST,PUT,PATCH,DELETE,HEAD,OPTIONS"),
+            ("Access-Control-Max-Age", "43200"),
+            ("Allow", allow),
+            *self.response_headers(origin, host),
+        ]
+
+
+def _name(authority: str) -> str:
+    """The host without its port; brackets of an IPv6 address stay."""
+    if authority.startswith("["):
+        return authority.partition("]")[0] + "]"
+    return authority.partition(":")[0]
