@@ -232,6 +232,8 @@ class Config(Section):
     """Sockets, logs, the embedded store. Default: $STATE_DIRECTORY, else $XDG_STATE_HOME/slotgate."""
     admin_socket: Path | None = None
     """Unix socket of the admin API. Default: admin.sock in $RUNTIME_DIRECTORY, else in the state directory."""
+    origins: list[str] = []
+    """Web pages that may use the proxy beside local ones, such as https://chat.example; "*" allows all."""
     backends: list[BackendConfig] = []
     """The engines, one [[backends]] each. At least one is needed to serve."""
     store: StoreConfig = StoreConfig()

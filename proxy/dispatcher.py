@@ -5,6 +5,8 @@ A request's task asks `submit` for a `Ticketed` and waits for its placements; ev
 """
 
 import asyncio
+import contextlib
+import socket
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -12,11 +14,12 @@ from typing import Protocol
 import msgspec
 import structlog
 
-from proxy.store import Store
+from proxy.endpoint import Endpoint, identity
+from proxy.store import BackendRecord, Store
 from proxy.tasks import Tasks
 from scheduler import effects, events
 from scheduler.core import Scheduler
-from scheduler.domain import Decision, Failure, Outcome, Rejection, Request
+from scheduler.domain import Backend, Decision, Failure, Outcome, Rejection, Request
 from scheduler.effects import Effect
 from scheduler.events import Event
 
@@ -26,10 +29,16 @@ OCCUPANCY_EVERY_S = 1.0
 """How often the store is asked what other proxies hold. Only advice: a claim is checked by the store itself."""
 
 
-class Looks(Protocol):
-    """Who can take an extra look at a backend."""
+class Engines(Protocol):
+    """What the dispatcher needs of the fleet."""
 
-    def look(self, backend_id: str, at_s: float) -> None: ...
+    def look(self, backend_id: str, at_s: float) -> None:
+        """Take an extra look at a backend."""
+        ...
+
+    def endpoint(self, backend_id: str) -> Endpoint:
+        """Where it is reached; LookupError if it is not there."""
+        ...
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -107,17 +116,20 @@ class Dispatcher:
     def __init__(self, scheduler: Scheduler, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
         self.scheduler = scheduler
         self.loop = asyncio.get_running_loop()
-        self.fleet: Looks | None = None
+        self.fleet: Engines | None = None
         self.on_idle: Callable[[], None] | None = None
+        self.backends: dict[str, Backend] = {}
+        """What is known of each backend, as last told to the scheduler."""
         self._store = store
+        self._store_ids: dict[str, str] = {}
+        self._hostname = socket.gethostname()
         self._clock = clock
         self._ticketed: dict[str, Ticketed] = {}
         self._tasks = Tasks()
         self._wake: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin renewing leases and asking the store what others hold."""
-        self._tasks.start(self._renew(), "renew leases")
+        """Begin to ask the store what others hold."""
         self._tasks.start(self._watch_occupancy(), "watch occupancy")
 
     async def close(self) -> None:
@@ -139,6 +151,10 @@ class Dispatcher:
         if not self._ticketed and self.on_idle is not None:
             self.on_idle()
 
+    def live(self) -> list[Request]:
+        """Requests waiting or running here, in order of arrival."""
+        return [ticketed.request for ticketed in self._ticketed.values()]
+
     @property
     def requests(self) -> int:
         """Requests waiting or running here."""
@@ -146,6 +162,12 @@ class Dispatcher:
 
     def feed(self, event: Event) -> None:
         """Tell the scheduler, and do what it asks for."""
+        match event:
+            case events.BackendChanged():
+                self._learn(event.backend)
+            case events.BackendLeft():
+                self.backends.pop(event.backend_id, None)
+                self._announce()
         for effect in self.scheduler.handle(event, self._clock()):
             self._perform(effect)
 
@@ -174,20 +196,51 @@ class Dispatcher:
             case effects.Cancel():
                 pass  # the exchange was cancelled with the client's task, which closed the engine's connection
 
+    def _learn(self, backend: Backend) -> None:
+        self.backends[backend.id] = backend
+        if self.fleet is not None:
+            with contextlib.suppress(LookupError):
+                self._store_ids[backend.id] = identity(self.fleet.endpoint(backend.id), self._hostname)
+        self._announce()
+
+    def _announce(self) -> None:
+        """Tell the store which backends there are; it repeats that by itself."""
+        records = [
+            BackendRecord(
+                self._store_id(backend.id),
+                self._store_epoch(backend.id),
+                backend.running_limit,
+                {"name": backend.id, "engine": backend.engine.value, "slots": backend.slots, "box": self._hostname},
+            )
+            for backend in self.backends.values()
+        ]
+        self._tasks.start(self._store.heartbeat(records), "announce backends")
+
+    def _store_id(self, backend_id: str) -> str:
+        return self._store_ids.get(backend_id, f"{self._hostname}/{backend_id}")
+
+    def _store_epoch(self, backend_id: str) -> int:
+        """Epochs of managed backends are shared truth; those of external ones are what each proxy happened to see."""
+        backend = self.backends.get(backend_id)
+        return backend.epoch if backend is not None and backend.managed else 0
+
     async def _claim(self, effect: effects.Claim) -> None:
+        backend_id = effect.backend_id
         reply = await self._store.claim(
-            effect.backend_id, effect.nonce, effect.seats, effect.running_limit, effect.epoch
+            self._store_id(backend_id),
+            effect.nonce,
+            effect.seats,
+            effect.running_limit,
+            self._store_epoch(backend_id),
         )
         if reply.granted:
             self.feed(events.ClaimGranted(effect.request_id, effect.nonce))
         else:
-            elsewhere = max(0, reply.seats_total - reply.seats_mine)
-            self.feed(
-                events.ClaimRefused(effect.request_id, effect.nonce, elsewhere, reply.draining, reply.epoch)
-            )
+            elsewhere = max(0, reply.seats_elsewhere)
+            self.feed(events.ClaimRefused(effect.request_id, effect.nonce, elsewhere, reply.draining, reply.epoch))
 
     async def _release(self, effect: effects.Release) -> None:
-        await self._store.release(effect.backend_id, effect.nonce)
+        await self._store.release(self._store_id(effect.backend_id), effect.nonce)
 
     def _wake_at(self, at_s: float) -> None:
         if self._wake is not None:
@@ -198,21 +251,16 @@ class Dispatcher:
         self._wake = None
         self.feed(events.TimePassed())
 
-    async def _renew(self) -> None:
-        while True:
-            await asyncio.sleep(self._store.lease_ttl_s / 3)
-            held: dict[str, list[tuple[str, int]]] = {}
-            for lease in self.scheduler.running():
-                if lease.nonce:
-                    held.setdefault(lease.backend_id, []).append((lease.nonce, lease.seats))
-            if held:
-                await self._store.renew(held)
-
     async def _watch_occupancy(self) -> None:
         while True:
             asked_at_s = self._clock()
-            ids = [view.backend.id for view in self.scheduler.snapshot(asked_at_s).backends]
-            for backend_id, seats in (await self._store.occupancy(ids)).items():
-                elsewhere = max(0, seats.seats_total - seats.seats_mine)
-                self.feed(events.OccupancyReported(backend_id, elsewhere, asked_at_s, seats.draining))
+            ids = {self._store_id(backend_id): backend_id for backend_id in self.backends}
+            for store_id, seats in (await self._store.occupancy(ids)).items():
+                elsewhere = max(0, seats.seats_elsewhere)
+                self.feed(events.OccupancyReported(ids[store_id], elsewhere, asked_at_s, seats.draining))
             await asyncio.sleep(OCCUPANCY_EVERY_S)
+
+    async def drain(self, backend_id: str, *, drain: bool) -> None:
+        """Drain a backend, or give it work again, in all proxies of the fleet."""
+        self.feed(events.DrainRequested(backend_id) if drain else events.UndrainRequested(backend_id))
+        await self._store.set_draining(self._store_id(backend_id), drain)

@@ -46,3 +46,15 @@ def parse_endpoint(url: str, api_key: str | None = None) -> Endpoint:
     if not name or not port_text.isascii() or not port_text.isdigit() or not 0 < int(port_text) < 65536:
         raise ValueError(f"{url!r}: write http://HOST:PORT with a port from 1 to 65535")
     return Endpoint(host=authority, port=int(port_text), address=name.strip("[]"), prefix=prefix, headers=headers)
+
+
+def identity(endpoint: Endpoint, hostname: str) -> str:
+    """One name for one engine, whatever each proxy of a fleet calls it: what the store counts its leases under.
+
+    Sockets and loopback addresses mean another engine on another box, so the box is part of their name.
+    """
+    if endpoint.unix_path is not None:
+        return f"{hostname}{endpoint.unix_path}"
+    local = endpoint.address == "localhost" or endpoint.address.startswith("127.") or endpoint.address == "::1"
+    place = f"{endpoint.address}:{endpoint.port}{endpoint.prefix}"
+    return f"{hostname}/{place}" if local else place

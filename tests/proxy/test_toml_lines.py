@@ -64,7 +64,11 @@ def test_lines_of_every_form() -> None:
 
 
 def test_array_of_inline_tables_over_lines() -> None:
-    lines = key_lines('backends = [\n  {url = "http://a:1"},\n  {url = "http://b:1",\n slots = 2},\n]\n'.replace(",\n slots", ", slots"))
+    lines = key_lines(
+        'backends = [\n  {url = "http://a:1"},\n  {url = "http://b:1",\n slots = 2},\n]\n'.replace(
+            ",\n slots", ", slots"
+        )
+    )
     assert lines[("backends", 1, "slots")] == 3
     assert lines[("backends",)] == 1
 

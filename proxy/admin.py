@@ -1,0 +1,223 @@
+"""The admin API on its unix socket: what the CLI asks, and draining. Owns the filling-in of `admin_api`'s shapes."""
+
+import os
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from proxy import __version__, admin_api
+from proxy.admin_api import (
+    BackendStatus,
+    DrainAnswer,
+    ErrorAnswer,
+    GpuStatus,
+    KnownModel,
+    LiveRequest,
+    LoadedModel,
+    ModelsAnswer,
+    PsAnswer,
+    RecentAnswer,
+    StatusAnswer,
+    StoreStatus,
+)
+from proxy.backends.fleet import Fleet
+from proxy.dispatcher import Dispatcher
+from proxy.requests import RequestBook
+from proxy.times import unix_seconds
+from scheduler.domain import BackendView, Gpu
+from scheduler.names import canonical, short
+
+
+class Admin:
+    """Answers the CLI."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        fleet: Fleet,
+        book: RequestBook,
+        store: Callable[[], StoreStatus],
+        listen: Callable[[], str],
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._fleet = fleet
+        self._book = book
+        self._store = store
+        self._listen = listen
+        self._started_s = time.monotonic()
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, path: Path) -> None:
+        """Listen on a unix socket that only its owner and group may use.
+
+        Raises:
+            OSError: the socket cannot be made there.
+        """
+        app = web.Application()
+        app.router.add_get(admin_api.STATUS, self._status)
+        app.router.add_get(admin_api.PS, self._ps)
+        app.router.add_get(admin_api.MODELS, self._models)
+        app.router.add_get(admin_api.RECENT, self._recent)
+        app.router.add_get(admin_api.HEALTHZ, self._healthz)
+        app.router.add_post(admin_api.drain_path("{name}"), self._drain)
+        app.router.add_post(admin_api.undrain_path("{name}"), self._undrain)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        path.unlink(missing_ok=True)  # noqa: ASYNC240 - once, at start
+        before = os.umask(0o117)
+        try:
+            await web.UnixSite(self._runner, str(path)).start()
+        finally:
+            os.umask(before)
+
+    async def close(self) -> None:
+        """Stop listening; removes the socket."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _views(self) -> dict[str, BackendView]:
+        return {view.backend.id: view for view in self._dispatcher.scheduler.snapshot(time.monotonic()).backends}
+
+    async def _status(self, _request: web.Request) -> web.Response:
+        views = self._views()
+        scheduler = self._dispatcher.scheduler
+        backends = []
+        for known in self._fleet.status():
+            view = views.get(known.name)
+            backends.append(
+                BackendStatus(
+                    name=known.name,
+                    engine=known.engine,
+                    managed=known.managed,
+                    endpoint=known.endpoint,
+                    health=scheduler.health(known.name).value if view else "starting",
+                    draining=bool(view and view.draining),
+                    gpu=_gpu(view.backend.gpu) if view else None,
+                    slots=view.backend.slots if view else known.slots or 0,
+                    running_limit=view.backend.running_limit if view else known.running_limit or 0,
+                    running=view.seats_leased if view else 0,
+                    elsewhere=view.seats_elsewhere if view else 0,
+                    foreign_busy=view.foreign_busy if view else 0,
+                    deferred=known.deferred,
+                    slot_source=known.slot_source,
+                    epoch=known.epoch,
+                    restarts=known.restarts,
+                    pid=known.pid,
+                    models=sorted(short(name) for name in known.models),
+                    last_error=known.last_error or None,
+                    warnings=list(known.warnings),
+                )
+            )
+        warnings = [self._fleet.discovery.problem] if self._fleet.discovery.problem else []
+        return _json(
+            StatusAnswer(
+                version=__version__,
+                listen=self._listen(),
+                uptime_s=time.monotonic() - self._started_s,
+                pid=os.getpid(),
+                policy_version=scheduler.policy.version,
+                store=self._store(),
+                waiting=len(scheduler.waiting()),
+                running=len(scheduler.running()),
+                backends=backends,
+                warnings=warnings,
+            )
+        )
+
+    async def _ps(self, _request: web.Request) -> web.Response:
+        models: list[LoadedModel] = []
+        for view in self._views().values():
+            backend = view.backend
+            facts = self._fleet.facts(backend.id)
+            digests = {canonical(model.name): model.digest for model in facts.models} if facts else {}
+            models += [
+                LoadedModel(
+                    name=short(residency.model),
+                    backend=backend.id,
+                    digest=digests.get(residency.model) or None,
+                    size_bytes=residency.size_bytes,
+                    gpu_bytes=residency.gpu_bytes,
+                    context_tokens=residency.context_tokens,
+                    expires_at_unix_s=residency.expires_at_unix_s,
+                    gpu=_gpu(backend.gpu),
+                    slots_busy=min(view.seats_leased + view.seats_elsewhere + view.foreign_busy, backend.slots),
+                    slots=backend.slots,
+                )
+                for residency in view.residencies
+            ]
+        return _json(PsAnswer(models=models, requests=self._live()))
+
+    def _live(self) -> list[LiveRequest]:
+        now_s = time.monotonic()
+        scheduler = self._dispatcher.scheduler
+        running = {lease.request_id: lease.backend_id for lease in scheduler.running()}
+        return [
+            LiveRequest(
+                id=request.id,
+                state="running" if request.id in running else "waiting",
+                dialect=request.dialect.value,
+                operation=request.operation.value,
+                model=short(request.model) if request.model else None,
+                age_s=now_s - request.arrived_s,
+                backend=running.get(request.id),
+                tenant=request.tenant,
+                priority=request.priority,
+            )
+            for request in self._dispatcher.live()
+        ]
+
+    async def _models(self, _request: web.Request) -> web.Response:
+        models: dict[str, KnownModel] = {}
+        for backend_id, view in self._views().items():
+            facts = self._fleet.facts(backend_id)
+            loaded = {residency.model for residency in view.residencies}
+            for model in facts.models if facts else ():
+                name = canonical(model.name)
+                known = models.setdefault(
+                    name,
+                    KnownModel(
+                        name=short(name),
+                        backends=[],
+                        digest=model.digest or None,
+                        size_bytes=model.size_bytes or None,
+                        modified_at_unix_s=unix_seconds(model.modified_at),
+                    ),
+                )
+                known.backends.append(backend_id)
+                if name in loaded:
+                    known.loaded_on.append(backend_id)
+        return _json(ModelsAnswer(models=[models[name] for name in sorted(models)]))
+
+    async def _recent(self, _request: web.Request) -> web.Response:
+        return _json(RecentAnswer(self._book.recent()))
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        """200 while at least one backend can take requests."""
+        usable = any(view.health.value in {"ready", "suspect"} for view in self._views().values())
+        return web.Response(status=HTTPStatus.OK if usable else HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        return await self._set_draining(request.match_info["name"], drain=True)
+
+    async def _undrain(self, request: web.Request) -> web.Response:
+        return await self._set_draining(request.match_info["name"], drain=False)
+
+    async def _set_draining(self, name: str, *, drain: bool) -> web.Response:
+        if name not in self._views():
+            known = sorted(status.name for status in self._fleet.status())
+            return _json(ErrorAnswer(f"no backend {name!r}", known), HTTPStatus.NOT_FOUND)
+        await self._dispatcher.drain(name, drain=drain)
+        view = self._views()[name]
+        return _json(DrainAnswer(name, view.draining, view.seats_leased + view.seats_elsewhere))
+
+
+def _gpu(gpu: Gpu | None) -> GpuStatus | None:
+    return None if gpu is None else GpuStatus(gpu.index, gpu.name, gpu.uuid, gpu.memory_bytes)
+
+
+def _json(answer: msgspec.Struct, status: int = HTTPStatus.OK) -> web.Response:
+    return web.Response(body=msgspec.json.encode(answer), status=status, content_type="application/json")

@@ -1,0 +1,191 @@
+"""The admin API: its routes and the JSON of its answers. Owns the shapes only; neither end of the conversation.
+
+Everything here is read by scripts (`--json` prints it as it is), so fields are added, never renamed.
+"""
+
+import msgspec
+
+STATUS = "/status"
+PS = "/ps"
+MODELS = "/models"
+RECENT = "/recent"
+HEALTHZ = "/healthz"
+
+
+def drain_path(backend: str) -> str:
+    """POST: take nothing new at this backend. Answered by `DrainAnswer`, or 404 and `ErrorAnswer`."""
+    return f"/backends/{backend}/drain"
+
+
+def undrain_path(backend: str) -> str:
+    """POST: take requests again at this backend. Answered by `DrainAnswer`, or 404 and `ErrorAnswer`."""
+    return f"/backends/{backend}/undrain"
+
+
+class GpuStatus(msgspec.Struct):
+    """The card that a backend is bound to."""
+
+    index: int
+    name: str
+    uuid: str
+    memory_bytes: int
+
+
+class BackendStatus(msgspec.Struct):
+    """One backend as the proxy sees it now."""
+
+    name: str
+    engine: str
+    managed: bool
+    endpoint: str
+    health: str
+    """starting, ready, suspect, down or draining."""
+    draining: bool = False
+    gpu: GpuStatus | None = None
+    slots: int = 0
+    running_limit: int = 0
+    running: int = 0
+    """Seats taken by requests of this proxy."""
+    elsewhere: int = 0
+    """Seats taken by other proxies of the fleet."""
+    foreign_busy: int = 0
+    """Slots that the engine reports busy beyond all leases: somebody goes around slotgate."""
+    deferred: int | None = None
+    """Requests in the engine's own queue; None where it does not tell."""
+    slot_source: str = "leases"
+    """Where occupancy comes from: "slots" (the engine's own account) or "leases" (ours)."""
+    epoch: int = 0
+    restarts: int = 0
+    pid: int | None = None
+    models: list[str] = []
+    last_error: str | None = None
+    warnings: list[str] = []
+
+
+class StoreStatus(msgspec.Struct):
+    """The store as the proxy sees it now."""
+
+    url_shown: str
+    """Without its password."""
+    up: bool
+    embedded: bool
+
+
+class StatusAnswer(msgspec.Struct):
+    """GET /status: the fleet."""
+
+    version: str
+    listen: str
+    """HOST:PORT or unix:/PATH that is really bound."""
+    uptime_s: float
+    pid: int
+    policy_version: int
+    store: StoreStatus
+    waiting: int
+    running: int
+    backends: list[BackendStatus]
+    warnings: list[str] = []
+
+
+class LoadedModel(msgspec.Struct):
+    """One model in the memory of one backend."""
+
+    name: str
+    backend: str
+    digest: str | None = None
+    """Hexadecimal; None where the engine knows none."""
+    size_bytes: int | None = None
+    gpu_bytes: int | None = None
+    """Part of `size_bytes` that is in GPU memory."""
+    context_tokens: int | None = None
+    """Context of one slot."""
+    expires_at_unix_s: float | None = None
+    """When the engine unloads it; None: never."""
+    gpu: GpuStatus | None = None
+    slots_busy: int = 0
+    slots: int = 0
+
+
+class LiveRequest(msgspec.Struct):
+    """A request that waits or runs now."""
+
+    id: str
+    state: str
+    """waiting or running."""
+    dialect: str
+    operation: str
+    model: str | None
+    age_s: float
+    """Since it arrived."""
+    backend: str | None = None
+    tenant: str = ""
+    priority: str = "normal"
+
+
+class PsAnswer(msgspec.Struct):
+    """GET /ps: what is loaded where, and what waits and runs."""
+
+    models: list[LoadedModel]
+    requests: list[LiveRequest] = []
+
+
+class KnownModel(msgspec.Struct):
+    """One model that clients may ask for."""
+
+    name: str
+    backends: list[str]
+    """Backends that can serve it."""
+    loaded_on: list[str] = []
+    digest: str | None = None
+    size_bytes: int | None = None
+    """On disk."""
+    modified_at_unix_s: float | None = None
+
+
+class ModelsAnswer(msgspec.Struct):
+    """GET /models."""
+
+    models: list[KnownModel]
+
+
+class RecentRequest(msgspec.Struct):
+    """A request that ended. Times are milliseconds from its arrival, as in the request log."""
+
+    id: str
+    ended_at_unix_s: float
+    status: int
+    outcome: str
+    termination: str
+    total_ms: float
+    dialect: str | None = None
+    operation: str | None = None
+    model: str | None = None
+    backend: str | None = None
+    queue_ms: float | None = None
+    first_byte_ms: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class RecentAnswer(msgspec.Struct):
+    """GET /recent: the last requests, newest last; how many are kept is the proxy's choice."""
+
+    requests: list[RecentRequest]
+
+
+class DrainAnswer(msgspec.Struct):
+    """POST drain and undrain."""
+
+    name: str
+    draining: bool
+    running: int
+    """Seats still taken there, by any proxy of the fleet."""
+
+
+class ErrorAnswer(msgspec.Struct):
+    """Any answer with a status of 400 or more."""
+
+    error: str
+    known: list[str] = []
+    """What exists, where a name was not found."""

@@ -1,0 +1,117 @@
+"""Asks the running proxy over its admin socket. Owns the conversation and its errors; prints nothing."""
+
+import difflib
+import os
+from pathlib import Path
+from typing import Self, TypeVar
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from proxy import admin_api
+from proxy.admin_api import DrainAnswer, ErrorAnswer, ModelsAnswer, PsAnswer, RecentAnswer, RecentRequest, StatusAnswer
+
+Answer = TypeVar("Answer")
+
+
+class AdminError(Exception):
+    """The proxy could not be asked, or refused; the message says what to do."""
+
+
+class NotRunning(AdminError):
+    """Nothing answers at the admin socket."""
+
+
+class AdminClient:
+    """A conversation with the proxy behind one admin socket. Every method raises `AdminError`."""
+
+    def __init__(self, socket_path: Path, timeout_s: float = 10.0) -> None:
+        self._path = socket_path
+        self._http = httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(socket_path)), base_url="http://slotgate", timeout=timeout_s
+        )
+
+    def status(self) -> StatusAnswer:
+        """The fleet."""
+        return self._ask("GET", admin_api.STATUS, StatusAnswer)
+
+    def ps(self) -> PsAnswer:
+        """What is loaded where, what waits and what runs."""
+        return self._ask("GET", admin_api.PS, PsAnswer)
+
+    def models(self) -> ModelsAnswer:
+        """Models that clients may ask for."""
+        return self._ask("GET", admin_api.MODELS, ModelsAnswer)
+
+    def recent(self) -> list[RecentRequest]:
+        """The last requests that ended, newest last."""
+        return self._ask("GET", admin_api.RECENT, RecentAnswer).requests
+
+    def drain(self, backend: str) -> DrainAnswer:
+        """Let a backend finish what runs and take nothing new."""
+        return self._ask("POST", admin_api.drain_path(quote(backend, safe="")), DrainAnswer)
+
+    def undrain(self, backend: str) -> DrainAnswer:
+        """Let a backend take requests again."""
+        return self._ask("POST", admin_api.undrain_path(quote(backend, safe="")), DrainAnswer)
+
+    def close(self) -> None:
+        """End the conversation."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, method: str, path: str, kind: type[Answer]) -> Answer:
+        try:
+            response = self._http.request(method, path)
+        except httpx.TimeoutException as error:
+            raise AdminError(f"slotgate does not answer at {self._path}: it hangs, or is very busy") from error
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        if response.status_code >= 400:
+            raise AdminError(_refusal(response))
+        try:
+            return msgspec.json.decode(response.content, type=kind)
+        except msgspec.MsgspecError as error:
+            raise AdminError(
+                f"{self._path} answered {method} {path} with something else ({error}). "
+                "Is it another program, or another version of slotgate?"
+            ) from error
+
+    def _unreachable(self, error: httpx.HTTPError) -> AdminError:
+        path = self._path
+        try:
+            path.stat()
+            denied = not os.access(path, os.W_OK)
+        except PermissionError:
+            denied = True
+        except OSError:
+            return NotRunning(
+                f"slotgate is not running: there is no {path}\n"
+                "start it with `slotgate serve` or `systemctl start slotgate`, or name its socket with --socket"
+            )
+        if denied:
+            return AdminError(
+                f"{path}: permission denied\njoin its group (usermod -aG slotgate USER, then log in again) or use sudo"
+            )
+        if isinstance(error, httpx.ConnectError):
+            return NotRunning(f"slotgate is not running: nothing listens at {path}\nstart it with `slotgate serve`")
+        return AdminError(f"slotgate closed the connection at {path}: {error}")
+
+
+def _refusal(response: httpx.Response) -> str:
+    try:
+        answer = msgspec.json.decode(response.content, type=ErrorAnswer)
+    except msgspec.MsgspecError:
+        return f"slotgate answered {response.status_code}: {response.text[:200]}"
+    if not answer.known:
+        return answer.error
+    asked = response.request.url.path.split("/")[-2] if "/backends/" in response.request.url.path else ""
+    near = difflib.get_close_matches(asked, answer.known, n=1)
+    advice = f"did you mean {near[0]}?" if near else f"known: {', '.join(answer.known)}"
+    return f"{answer.error}\n{advice}"

@@ -1,0 +1,280 @@
+"""Composition root: builds and wires everything, starts it in order and stops it in order. Owns no behaviour itself.
+
+Start: address, store, admin, engines. Stop: no new connections, drain, engines, store. A second signal ends at once.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+import uvloop
+
+from proxy import __version__
+from proxy.admin import Admin
+from proxy.admin_api import StoreStatus
+from proxy.backends.fleet import Fleet
+from proxy.backends.launch import LaunchError
+from proxy.backends.statedir import StateDirError
+from proxy.catalog import Catalog
+from proxy.config import Config, LimitsConfig, Paths, resolve
+from proxy.config_sources import ConfigError, LoadedConfig
+from proxy.config_text import shown_url
+from proxy.dispatcher import Dispatcher
+from proxy.inference import Inference
+from proxy.listener import ListenError, is_loopback, open_sockets, shown
+from proxy.origins import Origins
+from proxy.pools import Pools
+from proxy.relay import Frontend, Sweeper
+from proxy.requests import RequestBook
+from proxy.server import Server
+from proxy.store import EmbeddedStore, LostLease, Store, StoreStartError
+from proxy.systemd import Notifier, inherited_sockets
+from proxy.tasks import Tasks
+from proxy.telemetry.access_log import AccessLog
+from proxy.telemetry.logging import configure, log_format, standard_output
+from scheduler import events
+from scheduler.core import Scheduler
+from scheduler.policy import Policy
+
+log = structlog.get_logger("slotgate")
+
+ENGINE_GRACE_S = 10.0
+"""After draining, engines get this long between SIGTERM and SIGKILL."""
+STATUS_EVERY_S = 5.0
+"""How often systemd's status line is refreshed."""
+
+START_ERRORS = (ListenError, StoreStartError, LaunchError, StateDirError, TimeoutError, OSError, ValueError)
+"""What may be wrong with the machine or the configuration at start; everything else is a bug and gets its traceback."""
+
+
+def run(loaded: LoadedConfig, reload: Callable[[], LoadedConfig]) -> int:
+    """Serve until a signal; returns the process's exit status. `reload` finds the configuration anew, for SIGHUP."""
+    output, on_terminal, colors = standard_output()
+    form = log_format(loaded.config.log, on_terminal=on_terminal)
+    configure(loaded.config.log, output, format_=form, colors=colors)
+    access_log = AccessLog(output, form) if loaded.config.log.requests else None
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(App(loaded.config, resolve(loaded.config, os.environ), access_log, reload).serve())
+    except START_ERRORS as error:
+        output.close()
+        sys.stderr.write(f"slotgate: {error}\n")
+        return 1
+    finally:
+        output.close()
+    return 0
+
+
+class App:
+    """One proxy."""
+
+    def __init__(
+        self, config: Config, paths: Paths, access_log: AccessLog | None, reload: Callable[[], LoadedConfig]
+    ) -> None:
+        self._config = config
+        self._find_config = reload
+        self._paths = paths
+        self._book = RequestBook(access_log)
+        self._notifier = Notifier()
+        self._tasks = Tasks()
+        self._sockets: list[socket.socket] = []
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._idle = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Start, serve, drain, stop.
+
+        Raises:
+            one of START_ERRORS: it could not be started; everything that was is stopped again.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+        async with contextlib.AsyncExitStack() as stack:
+            await self._build(stack)
+            await self._stop.wait()
+            self._notifier.stopping("draining")
+            await self._drain()
+        log.info("stopped")
+
+    async def _build(self, stack: contextlib.AsyncExitStack) -> None:
+        """Start everything; the stack holds how each part is stopped, in reverse order."""
+        config, limits = self._config, self._config.limits
+        _make_state_dir(self._paths.state_dir)
+        self._sockets = open_sockets(config.listen, inherited_sockets())
+        stack.callback(self._close_sockets)
+        store, embedded = await self._start_store(stack)
+        scheduler = Scheduler(_policy(limits))
+        self._dispatcher = dispatcher = Dispatcher(scheduler, store)
+        stack.push_async_callback(dispatcher.close)
+        dispatcher.on_idle = self._idle.set
+        store.on_lost = _lease_lost
+        fleet = Fleet(config.backends, state_dir=self._paths.state_dir, emit=dispatcher.feed)
+        dispatcher.fleet = fleet
+        self._fleet = fleet
+        pools = Pools(fleet)
+        stack.callback(pools.close)
+        fleet.on_endpoint_changed = pools.flush
+        admin = Admin(
+            dispatcher, fleet, self._book, lambda: self._store_status(store, embedded), lambda: shown(self._sockets)
+        )
+        await admin.start(self._paths.admin_socket)
+        stack.push_async_callback(admin.close)
+        await fleet.start()
+        stack.push_async_callback(fleet.stop, ENGINE_GRACE_S)
+        dispatcher.start()
+        self._inference = Inference(dispatcher, fleet, pools, limits)
+        catalog = Catalog(dispatcher, fleet)
+        self._server = Server(self._inference, catalog, self._book, limits, self._origins(config))
+        await self._listen(self._server, stack)
+        self._tasks.start(self._notifier.keep_watchdog(), "watchdog")
+        self._tasks.start(self._keep_status(), "status line")
+        stack.push_async_callback(self._tasks.close)
+        log.info(
+            "serving",
+            version=__version__,
+            listen=shown(self._sockets),
+            backends=len(fleet.status()),
+            store="embedded" if embedded else shown_url(config.store.url or ""),
+            admin=str(self._paths.admin_socket),
+        )
+        self._notifier.ready(self._summary())
+
+    async def _start_store(self, stack: contextlib.AsyncExitStack) -> tuple[Store, EmbeddedStore | None]:
+        config = self._config.store
+        embedded = None
+        url = config.url
+        if url is None:
+            embedded = EmbeddedStore(self._paths.state_dir)
+            await embedded.start()
+            stack.push_async_callback(embedded.stop)
+            url = embedded.url
+        store = Store(
+            url,
+            fleet=self._config.fleet,
+            proxy_id=f"{socket.gethostname()}-{os.getpid()}",
+            call_timeout_s=config.call_timeout_s,
+            lease_ttl_s=config.lease_ttl_s,
+        )
+        await store.start()
+        stack.push_async_callback(store.close)
+        return store, embedded
+
+    async def _listen(self, server: Server, stack: contextlib.AsyncExitStack) -> None:
+        limits = self._config.limits
+        self._frontend = frontend = Frontend(server.answer)
+        stack.push_async_callback(frontend.shutdown, 1.0)
+        sweeper = Sweeper(
+            frontend,
+            header_timeout_s=limits.header_timeout_s,
+            body_timeout_s=limits.body_timeout_s,
+            idle_timeout_s=limits.keepalive_timeout_s,
+            write_timeout_s=limits.write_timeout_s,
+        )
+        self._tasks.start(sweeper.run(), "sweeper")
+        loop = asyncio.get_running_loop()
+        self._listeners = []
+        for each in self._sockets:
+            if each.family == socket.AF_UNIX:
+                listener = await loop.create_unix_server(frontend, sock=each)
+            else:
+                listener = await loop.create_server(frontend, sock=each)
+            self._listeners.append(listener)
+
+    def _origins(self, config: Config) -> Origins:
+        return Origins(config.origins, loopback=all(map(is_loopback, self._sockets)))
+
+    def _reload(self) -> None:
+        """SIGHUP: take over limits and origins of the configuration as it is now, or nothing if it has an error."""
+        self._notifier.reloading()
+        try:
+            config = self._find_config().config
+        except ConfigError as error:
+            log.error("configuration not reloaded", problems=[str(problem) for problem in error.problems])
+        else:
+            fixed = {"limits": config.limits, "origins": config.origins}
+            if config.model_copy(update=fixed) != self._config.model_copy(update=fixed):
+                log.warning("some changes of the configuration need a restart", live=sorted(fixed))
+            self._config = self._config.model_copy(update=fixed)
+            self._inference.limits = self._server.limits = config.limits
+            self._server.origins = self._origins(config)
+            policy = _policy(config.limits, self._dispatcher.scheduler.policy)
+            self._dispatcher.feed(events.PolicyChanged(policy))
+            log.info("configuration reloaded")
+        self._notifier.ready(self._summary())
+
+    def _signalled(self, number: int) -> None:
+        if self._stop.is_set():
+            self._stop_now.set()
+        log.info("stopping", signal=signal.Signals(number).name, requests=self._dispatcher.requests)
+        self._stop.set()
+
+    async def _drain(self) -> None:
+        """Take no new connections; let what runs and waits finish, within the configured time."""
+        for listener in self._listeners:
+            listener.close()
+        self._frontend.draining = True
+        self._frontend.pre_shutdown()
+        self._dispatcher.feed(events.StoppingAnnounced())
+        if self._dispatcher.requests:
+            self._idle.clear()
+            waits = [
+                self._tasks.start(self._idle.wait(), "drained"),
+                self._tasks.start(self._stop_now.wait(), "second signal"),
+            ]
+            await asyncio.wait(waits, timeout=self._config.limits.drain_s, return_when=asyncio.FIRST_COMPLETED)
+            if self._dispatcher.requests:
+                log.warning("requests cut by the stop", requests=self._dispatcher.requests)
+
+    def _close_sockets(self) -> None:
+        for each in self._sockets:
+            if each.family == socket.AF_UNIX:
+                with contextlib.suppress(OSError):
+                    Path(each.getsockname()).unlink(missing_ok=True)
+            each.close()
+
+    def _store_status(self, store: Store, embedded: EmbeddedStore | None) -> StoreStatus:
+        url = embedded.url if embedded else self._config.store.url or ""
+        return StoreStatus(url_shown=shown_url(url), up=store.up, embedded=embedded is not None)
+
+    def _summary(self) -> str:
+        snapshot = self._dispatcher.scheduler.snapshot(time.monotonic())
+        ready = sum(view.health.value in {"ready", "suspect"} for view in snapshot.backends)
+        waiting = len(self._dispatcher.scheduler.waiting())
+        running = sum(view.seats_leased for view in snapshot.backends)
+        return f"{ready}/{len(self._fleet.status())} backends ready, {running} running, {waiting} waiting"
+
+    async def _keep_status(self) -> None:
+        before = ""
+        while True:
+            await asyncio.sleep(STATUS_EVERY_S)
+            if (summary := self._summary()) != before:
+                self._notifier.status(summary)
+                before = summary
+
+
+def _make_state_dir(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StateDirError(
+            f"cannot make the state directory {path}: {error.strerror}. "
+            "How to fix: give this user the right to, or name another with --state-dir or state_dir = ..."
+        ) from error
+
+
+def _lease_lost(lost: LostLease) -> None:
+    log.warning("lease lost while its request runs", backend=lost.backend_id, nonce=lost.nonce, reason=lost.reason)
+
+
+def _policy(limits: LimitsConfig, before: Policy = Policy()) -> Policy:  # noqa: B008 - frozen
+    return msgspec.structs.replace(before, max_waiting=limits.max_waiting, max_attempts=limits.max_attempts)

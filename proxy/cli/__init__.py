@@ -1,0 +1,51 @@
+"""The command `slotgate`: thin commands, one file per area. Owns no logic; what a command needs is imported in it.
+
+stdout carries data, stderr talk. Exit status: 0 fine, 1 a problem was found, 2 wrong usage.
+"""
+
+from typing import Annotated
+
+import typer
+
+from proxy import __version__
+from proxy.cli import config, demo, drain, models, ps, serve, status, version
+
+app = typer.Typer(
+    name="slotgate",
+    help="One endpoint for all your GPUs, in front of Ollama and llama-server.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help: half the start-up time, and readable in a pipe
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"slotgate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _show: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """One endpoint for all your GPUs, in front of Ollama and llama-server."""
+
+
+app.command("serve")(serve.serve)
+app.command("ps")(ps.ps)
+app.command("status")(status.status)
+app.command("list")(models.list_models)
+app.command("drain")(drain.drain)
+app.command("undrain")(drain.undrain)
+app.add_typer(config.app, name="config")
+app.command("demo")(demo.demo)
+app.command("version")(version.version)
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="slotgate")

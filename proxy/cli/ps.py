@@ -1,0 +1,70 @@
+"""`slotgate ps`: what is loaded where, and what waits and runs."""
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from proxy.cli.asking import Json, Socket, asking, print_json
+from proxy.cli.tables import columns, processor, size, span, until
+
+if TYPE_CHECKING:
+    from proxy.admin_api import GpuStatus, PsAnswer
+
+
+def ps(
+    json: Json = False,
+    requests: Annotated[bool, typer.Option("--requests", "-r", help="List waiting and running requests too.")] = False,
+    socket: Socket = None,
+) -> None:
+    """List loaded models, where they are and their slots."""
+    with asking(socket) as proxy:
+        answer = proxy.ps()
+    if json:
+        print_json(answer)
+        return
+    print(models_table(answer, time.time()), end="")
+    if requests:
+        print(f"\n{requests_table(answer)}", end="")
+
+
+def models_table(answer: "PsAnswer", now_unix_s: float) -> str:
+    """One line per model and backend."""
+    rows = [
+        (
+            model.name,
+            (model.digest or "-").removeprefix("sha256:")[:12],
+            size(model.size_bytes),
+            processor(model.size_bytes, model.gpu_bytes, on_gpu=model.gpu is not None),
+            "-" if model.context_tokens is None else str(model.context_tokens),
+            until(model.expires_at_unix_s, now_unix_s),
+            model.backend,
+            gpu_text(model.gpu),
+            f"{model.slots_busy}/{model.slots}",
+        )
+        for model in answer.models
+    ]
+    return columns(("NAME", "ID", "SIZE", "PROCESSOR", "CONTEXT", "UNTIL", "BACKEND", "GPU", "SLOTS"), rows)
+
+
+def requests_table(answer: "PsAnswer") -> str:
+    """One line per request: the running ones first, then those that wait, oldest first."""
+    ordered = sorted(answer.requests, key=lambda request: (request.state != "running", -request.age_s))
+    rows = [
+        (
+            request.id,
+            request.state,
+            request.model or "-",
+            f"{request.dialect} {request.operation}",
+            request.backend or "-",
+            span(request.age_s),
+            request.tenant or "-",
+        )
+        for request in ordered
+    ]
+    return columns(("REQUEST", "STATE", "MODEL", "CALL", "BACKEND", "AGE", "TENANT"), rows)
+
+
+def gpu_text(gpu: "GpuStatus | None") -> str:
+    """`0 RTX 4090`; the vendor's prefix tells nothing new."""
+    return "-" if gpu is None else f"{gpu.index} {gpu.name.removeprefix('NVIDIA ').removeprefix('GeForce ')}"

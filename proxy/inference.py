@@ -1,0 +1,255 @@
+"""One inference request from its call to its end: placed, exchanged, tried again where that is allowed, accounted.
+
+Knows nothing of how backends are chosen (the scheduler's business) or how bytes move (the relay's).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+import structlog
+
+from proxy import dialects
+from proxy.backends.fleet import Fleet
+from proxy.config import LimitsConfig
+from proxy.dialects import Call, ClientError
+from proxy.dispatcher import Dispatcher, Placement, Refused, Ticketed
+from proxy.pools import Pools
+from proxy.relay import AttemptError, Client, exchange
+from proxy.requests import RequestRecord
+from proxy.telemetry.access_log import Phase
+from scheduler.domain import Decision, Outcome, Request
+from scheduler.names import canonical
+
+log = structlog.get_logger("slotgate.inference")
+
+Headers = list[tuple[str, str]]
+
+
+class Heartbeats:
+    """Keeps a streamed request alive that waits: after a while its head goes out, then a sign of life now and then.
+
+    Until then a clean error status is possible. Heartbeats settle the status and commit to no backend.
+    """
+
+    def __init__(self, call: Call, client: Client, limits: LimitsConfig, headers: Headers) -> None:
+        self._call = call
+        self._client = client
+        self._every_s = limits.heartbeat_every_s
+        self._headers = headers
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(limits.heartbeat_after_s, self._beat) if call.stream else None
+
+    def _beat(self) -> None:
+        beat = dialects.heartbeat(self._call)
+        if beat is None or self._client.committed:
+            return
+        headers, data = beat
+        self._client.heartbeat(data, 200, headers + self._headers)
+        self._timer = self._loop.call_later(self._every_s, self._beat)
+
+    def stop(self) -> None:
+        """No more of them."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Inference:
+    """Runs inference requests; one object per proxy."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        fleet: Fleet,
+        pools: Pools,
+        limits: LimitsConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._fleet = fleet
+        self._pools = pools
+        self.limits = limits
+        self._clock = clock
+
+    async def run(self, call: Call, client: Client, record: RequestRecord, headers: Headers) -> None:
+        """Answer the client. Whatever happens: it gets an answer, sees its connection aborted, or is gone.
+
+        Args:
+            call: what it asked for.
+            client: its side.
+            record: filled in with what happens.
+            headers: added to the answer.
+        """
+        request = Request(
+            id=record.id,
+            operation=call.operation,
+            dialect=call.dialect,
+            model=canonical(call.model) if call.model else None,
+            arrived_s=record.arrived_s,
+            wait_until_s=record.arrived_s + self.limits.max_wait_s,
+            stream=call.stream,
+            seats=call.seats,
+            engines=call.engines,
+            tenant=record.client,
+            prompt_bytes=call.prompt_bytes,
+        )
+        record.waits(self._clock())
+        ticketed = self._dispatcher.submit(request)
+        heartbeats = Heartbeats(call, client, self.limits, headers)
+        try:
+            await self._attempts(call, client, record, ticketed, heartbeats, headers)
+        except Refused as refused:
+            record.outcome = Outcome.FAILED if record.attempts else Outcome.REJECTED
+            record.detail = f"{refused.rejection}: {refused.detail}"
+            status, kind, message = dialects.rejection_error(call, refused.rejection, refused.detail)
+            error = ClientError(status, message, kind)
+            self._answer_error(call, client, record, error, headers, refused.retry_after_s)
+        except ClientError as error:
+            record.outcome = Outcome.REJECTED
+            record.detail = error.message
+            ticketed.ended(Outcome.REJECTED)
+            self._answer_error(call, client, record, error, headers)
+        finally:
+            heartbeats.stop()
+            ticketed.close()
+
+    async def _attempts(
+        self, call: Call, client: Client, record: RequestRecord, ticketed: Ticketed, beats: Heartbeats, headers: Headers
+    ) -> None:
+        while True:
+            placement = await ticketed.placement()
+            record.placed(placement.backend_id, self._clock())
+            try:
+                done = await self._attempt(call, client, record, ticketed, beats, headers, placement)
+            except AttemptError as error:
+                if error.committed:
+                    self._cut(call, client, record, ticketed, error)
+                    return
+                log.info(
+                    "attempt failed",
+                    request=record.id,
+                    backend=placement.backend_id,
+                    failure=error.failure.value,
+                    detail=error.detail,
+                )
+                record.waits(self._clock())
+                ticketed.failed(error.failure, error.detail)
+            else:
+                record.outcome = done
+                ticketed.ended(done)
+                return
+
+    async def _attempt(
+        self,
+        call: Call,
+        client: Client,
+        record: RequestRecord,
+        ticketed: Ticketed,
+        beats: Heartbeats,
+        headers: Headers,
+        placement: Placement,
+    ) -> Outcome:
+        backend = self._dispatcher.backends.get(placement.backend_id)
+        facts = self._fleet.facts(placement.backend_id)
+        if backend is None or facts is None:
+            raise self._pools.gone(placement.backend_id)
+        if (local := dialects.local_reply(call, backend.engine)) is not None:
+            status, local_headers, body = local
+            record.status = status
+            client.reply(status, local_headers + headers + explain(record, placement.decision), body)
+            return Outcome.DONE
+        plan = dialects.plan(call, backend, facts)
+
+        def first_byte() -> None:
+            beats.stop()
+            record.first_byte_s = self._clock()
+            record.phase = Phase.DATA
+            headers.extend(explain(record, placement.decision))
+            ticketed.started()
+
+        try:
+            exchanged = await exchange(
+                self._pools.of(placement.backend_id),
+                plan.outgoing,
+                client,
+                transform=plan.transform,
+                watch=plan.watch,
+                on_first_byte=first_byte,
+                headers=headers,
+                stall_timeout_s=self.limits.stall_timeout_s,
+                error_body=plan.error_body,
+            )
+        finally:
+            record.usage = plan.watch.usage
+        record.status = exchanged.status
+        if exchanged.status < 400:
+            return Outcome.DONE
+        if not client.committed:  # heartbeats have settled the status: the refusal goes into the stream
+            message = refusal_text(exchanged.error_body)
+            client.cut(dialects.error_frame(call, message))
+        return Outcome.ENGINE_REFUSED
+
+    def _cut(self, call: Call, client: Client, record: RequestRecord, ticketed: Ticketed, error: AttemptError) -> None:
+        """The engine died in the middle: say so in the dialect, and make sure that nothing looks finished."""
+        record.status = 200
+        record.outcome = Outcome.TRUNCATED
+        record.detail = f"{error.failure}: {error.detail}"
+        log.warning("answer cut", request=record.id, backend=record.backend, detail=error.detail)
+        ticketed.ended(Outcome.TRUNCATED)
+        client.cut(dialects.error_frame(call, f"the backend failed in the middle of the answer: {error.detail}"))
+
+    def _answer_error(
+        self,
+        call: Call,
+        client: Client,
+        record: RequestRecord,
+        error: ClientError,
+        headers: Headers,
+        retry_after_s: float | None = None,
+    ) -> None:
+        record.status = error.status
+        if client.head_sent:
+            client.cut(dialects.error_frame(call, error.message))
+            return
+        status, error_headers, body = dialects.render_error(
+            call.dialect, error.status, error.kind, error.message, retry_after_s
+        )
+        client.reply(status, error_headers + headers + explain(record, None), body)
+
+
+def explain(record: RequestRecord, decision: Decision | None) -> Headers:
+    """Headers that say where the request ran, why, and how long each phase took."""
+    timing = f"queue;dur={(record.queued_s or 0.0) * 1000:.1f}"
+    if record.first_byte_s is not None:
+        timing += f", first;dur={(record.first_byte_s - record.arrived_s) * 1000:.1f}"
+    headers = [("X-Slotgate-Request", record.id), ("Server-Timing", timing)]
+    if record.backend is not None:
+        headers.append(("X-Slotgate-Backend", record.backend))
+    if decision is not None:
+        headers.append(("X-Slotgate-Decision", decision_text(decision)))
+    return headers
+
+
+def decision_text(decision: Decision) -> str:
+    """A decision on one line: the cost of each candidate, best first, then why the others were out.
+
+    For example `gpu1=20.0ms(active=20.0), gpu0=40.0ms(active=40.0); gpu2:no-room`.
+    """
+    ranking = ", ".join(
+        f"{candidate.backend_id}={candidate.cost_ms:.1f}ms"
+        f"({','.join(f'{name}={value:.1f}' for name, value in candidate.terms_ms.items() if value)})"
+        for candidate in decision.ranking[:8]
+    )
+    rejected = ", ".join(f"{name}:{why.value}" for name, why in list(decision.rejections.items())[:8])
+    return f"{ranking}; {rejected}" if rejected else ranking
+
+
+def refusal_text(body: bytes) -> str:
+    """What an engine said in an error body of any dialect."""
+    try:
+        error = msgspec.json.decode(body)["error"]
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+        return body[:1000].decode("utf-8", "replace").strip() or "the engine refused the request"
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)

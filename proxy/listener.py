@@ -1,0 +1,105 @@
+"""Opens the sockets that clients connect to. Owns addresses only; what is answered there is `server`'s business."""
+
+import errno
+import os
+import socket
+from pathlib import Path
+
+from proxy.config import parse_listen
+
+BACKLOG = 1024
+
+
+class ListenError(Exception):
+    """The address cannot be listened on; the message says why and what to do."""
+
+
+def open_sockets(listen: str, inherited: list[socket.socket]) -> list[socket.socket]:
+    """Listening sockets for an address of the configuration; sockets that systemd opened take its place.
+
+    Raises:
+        ListenError: it is taken, not this machine's, or not allowed.
+    """
+    if inherited:
+        for each in inherited:
+            each.setblocking(False)
+        return inherited
+    address = parse_listen(listen)
+    if address.unix_path is not None:
+        return [_unix_socket(address.unix_path)]
+    opened: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, place in dict.fromkeys(found):
+            if family in (socket.AF_INET, socket.AF_INET6):
+                opened.append(_tcp_socket(family, kind, protocol, place))
+    except OSError as error:
+        for each in opened:
+            each.close()
+        raise ListenError(_explain(listen, error)) from error
+    return opened
+
+
+def _tcp_socket(family: int, kind: int, protocol: int, place: object) -> socket.socket:
+    opened = socket.socket(family, kind, protocol)
+    try:
+        opened.setblocking(False)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        opened.bind(place)  # type: ignore[arg-type]  # as getaddrinfo made it
+        opened.listen(BACKLOG)
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
+def _unix_socket(path: Path) -> socket.socket:
+    opened = socket.socket(socket.AF_UNIX)
+    try:
+        if path.is_socket():
+            if _answers(path):
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+            path.unlink()  # left by a process that was killed
+        opened.setblocking(False)
+        opened.bind(str(path))
+        path.chmod(0o660)
+        opened.listen(BACKLOG)
+    except OSError as error:
+        opened.close()
+        raise ListenError(_explain(f"unix:{path}", error)) from error
+    return opened
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def _explain(listen: str, error: OSError) -> str:
+    advice = {
+        errno.EADDRINUSE: "another program uses it (an Ollama or another slotgate?); stop that one, or set another "
+        "address with --listen or listen = ...",
+        errno.EACCES: "ports below 1024 and foreign directories need more rights; take another address",
+        errno.EADDRNOTAVAIL: "this machine has no such address; `ip address` lists those it has",
+    }.get(error.errno or 0, "set another address with --listen or listen = ...")
+    return f"cannot listen on {listen}: {error.strerror or error}. How to fix: {advice}"
+
+
+def shown(opened: list[socket.socket]) -> str:
+    """The address that is really bound, as a client writes it."""
+    first = opened[0]
+    name = first.getsockname()
+    if first.family == socket.AF_UNIX:
+        return f"unix:{name}"
+    host, port = name[0], name[1]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(opened: socket.socket) -> bool:
+    """Whether only programs on this machine reach the socket."""
+    if opened.family == socket.AF_UNIX:
+        return True
+    host = opened.getsockname()[0]
+    return bool(host == "::1" or host.startswith("127."))

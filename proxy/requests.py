@@ -1,0 +1,123 @@
+"""What is remembered of requests: timers while one runs, a log line when it ends, and the last few for who asks.
+
+Bounded: nothing but a fixed number of lines outlives a request.
+"""
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+
+from proxy.admin_api import RecentRequest
+from proxy.dialects import Usage
+from proxy.telemetry.access_log import AccessLine, AccessLog, Phase, termination
+from scheduler.domain import Outcome
+
+KEPT = 512
+"""Ended requests that are remembered."""
+
+
+class RequestRecord:
+    """One request while it is being answered. Times are seconds on the monotonic clock."""
+
+    __slots__ = (
+        "arrived_s", "attempts", "backend", "bytes_in", "bytes_out", "client", "detail", "dialect", "first_byte_s",
+        "id", "method", "model", "operation", "outcome", "path", "phase", "queued_s", "status", "usage",
+        "waiting_since_s",
+    )  # fmt: skip
+
+    def __init__(self, request_id: str, method: str, path: str, client: str, now_s: float) -> None:
+        self.id = request_id
+        self.method = method
+        self.path = path
+        self.client = client
+        self.arrived_s = now_s
+        self.dialect: str | None = None
+        self.operation: str | None = None
+        self.model: str | None = None
+        self.backend: str | None = None
+        self.status = 0
+        self.outcome = Outcome.CLIENT_LEFT
+        """Until something else is known: a request that ends for no other reason was left by its client."""
+        self.phase = Phase.REQUEST
+        self.detail = ""
+        self.attempts = 0
+        self.waiting_since_s = now_s
+        self.queued_s: float | None = None
+        self.first_byte_s: float | None = None
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.usage: Usage | None = None
+
+    def waits(self, now_s: float) -> None:
+        """It waits for a slot from now on."""
+        self.phase = Phase.QUEUE
+        self.waiting_since_s = now_s
+
+    def placed(self, backend: str, now_s: float) -> None:
+        """It has a slot."""
+        self.backend = backend
+        self.attempts += 1
+        self.queued_s = (self.queued_s or 0.0) + now_s - self.waiting_since_s
+        self.phase = Phase.HEAD
+
+
+class RequestBook:
+    """Opens and closes the records of all requests."""
+
+    def __init__(self, log: AccessLog | None, clock: Callable[[], float] = time.monotonic) -> None:
+        """`log` None: no line per request."""
+        self._log = log
+        self._clock = clock
+        self._ended: deque[tuple[float, AccessLine]] = deque(maxlen=KEPT)
+        self._prefix = secrets.token_hex(4)
+        self._count = 0
+
+    def open(self, method: str, path: str, client: str) -> RequestRecord:
+        """A request has come; its id is unlike any other's in the fleet."""
+        self._count += 1
+        return RequestRecord(f"{self._prefix}-{self._count}", method, path, client, self._clock())
+
+    def close(self, record: RequestRecord) -> None:
+        """The request is over."""
+        usage = record.usage
+        arrived_s, first_byte_s, queued_s = record.arrived_s, record.first_byte_s, record.queued_s
+        line = AccessLine(
+            termination=termination(record.outcome, record.phase),
+            status=record.status,
+            outcome=record.outcome,
+            method=record.method,
+            path=record.path,
+            dialect=record.dialect,
+            operation=record.operation,
+            model=record.model,
+            backend=record.backend,
+            queue_ms=None if queued_s is None else queued_s * 1000,
+            first_byte_ms=None if first_byte_s is None else (first_byte_s - arrived_s) * 1000,
+            total_ms=(self._clock() - arrived_s) * 1000,
+            attempts=record.attempts,
+            bytes_in=record.bytes_in,
+            bytes_out=record.bytes_out,
+            prompt_tokens=usage.prompt_tokens if usage else None,
+            cached_tokens=usage.cached_tokens if usage else None,
+            output_tokens=usage.output_tokens if usage else None,
+            client=record.client,
+            request=record.id,
+            detail=record.detail,
+        )
+        now_unix_s = time.time()
+        self._ended.append((now_unix_s, line))
+        if self._log is not None:
+            self._log.write(line, now_unix_s)
+
+    def recent(self) -> list[RecentRequest]:
+        """The last requests that ended, newest last."""
+        return [
+            RecentRequest(
+                id=line.request, ended_at_unix_s=at_unix_s, status=line.status, outcome=line.outcome,
+                termination=line.termination, total_ms=line.total_ms, dialect=line.dialect, operation=line.operation,
+                model=line.model, backend=line.backend, queue_ms=line.queue_ms, first_byte_ms=line.first_byte_ms,
+                prompt_tokens=line.prompt_tokens, cached_tokens=line.cached_tokens, output_tokens=line.output_tokens,
+            )
+            for at_unix_s, line in self._ended
+        ]  # fmt: skip

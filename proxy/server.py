@@ -1,0 +1,144 @@
+"""The address that clients use: what every request must pass before anything is done for it.
+
+Owns limits, host and origin rules, the allow-list of routes and the reading of bodies. Knows nothing of backends.
+"""
+
+from http import HTTPStatus
+
+import structlog
+from aiohttp import web
+
+from proxy import dialects
+from proxy.catalog import Catalog
+from proxy.config import LimitsConfig
+from proxy.dialects import ClientError, Kind, Route, RouteError
+from proxy.inference import Inference
+from proxy.origins import Origins
+from proxy.relay import BodyTooLarge, Client, check_request, read_body
+from proxy.requests import RequestBook, RequestRecord
+from scheduler.domain import Dialect, Outcome
+
+log = structlog.get_logger("slotgate.server")
+
+Headers = list[tuple[str, str]]
+
+
+class Server:
+    """Answers clients; `answer` is what a `relay.Frontend` calls for each request."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        catalog: Catalog,
+        book: RequestBook,
+        limits: LimitsConfig,
+        origins: Origins,
+    ) -> None:
+        self._inference = inference
+        self._catalog = catalog
+        self._book = book
+        self.limits = limits
+        self.origins = origins
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request, and account for it whatever happens."""
+        client = Client(request)
+        path = request.raw_path.partition("?")[0]
+        record = self._book.open(request.method, path, request.remote or "unix")
+        try:
+            await self._answer(request, client, record)
+        except ConnectionError:
+            client.abort()  # the client broke its request off
+        except Exception:
+            log.exception("request failed inside slotgate", request=record.id)
+            record.outcome = Outcome.FAILED
+            if client.head_sent:
+                client.abort()
+            else:
+                self._refuse(client, record, HTTPStatus.INTERNAL_SERVER_ERROR, "slotgate failed; see its log", [])
+        finally:
+            record.bytes_out = client.bytes_sent
+            self._book.close(record)
+        return client.response()
+
+    async def _answer(self, request: web.BaseRequest, client: Client, record: RequestRecord) -> None:
+        if (refusal := check_request(request)) is not None:
+            client.keep_alive = False
+            self._refuse(client, record, refusal[0], refusal[1], [])
+            return
+        origin, host = request.headers.get("Origin"), request.headers.get("Host", "")
+        origins = self.origins
+        if not origins.host_allowed(host) or (origin is not None and not origins.origin_allowed(origin, host)):
+            self._reply(client, record, HTTPStatus.FORBIDDEN, [], b"")
+            return
+        if request.method == "OPTIONS" and origin is not None:
+            self._preflight(request, client, record, origins.preflight_headers(origin, host, _asked_method(request)))
+            return
+        headers = origins.response_headers(origin, host)
+        found = dialects.find(request.method, request.raw_path)
+        if isinstance(found, RouteError):
+            self._reply(client, record, found.status, found.headers + headers, found.body)
+            return
+        record.dialect = found.dialect.value
+        try:
+            await self._route(found, request, client, record, headers)
+        except BodyTooLarge as error:
+            client.keep_alive = False
+            too_large = ClientError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{error}; see limits.max_body_bytes")
+            self._client_error(client, record, found.dialect, too_large, headers)
+        except ClientError as error:
+            self._client_error(client, record, found.dialect, error, headers)
+
+    async def _route(
+        self, route: Route, request: web.BaseRequest, client: Client, record: RequestRecord, headers: Headers
+    ) -> None:
+        body = await read_body(request, self.limits.max_body_bytes)
+        record.bytes_in = len(body)
+        if route.kind is Kind.LOCAL:
+            status, local_headers, answer = await self._catalog.answer(route, body)
+            self._reply(client, record, status, local_headers + headers, answer)
+            return
+        call = dialects.read_call(route, body, request.headers.items())
+        record.operation = call.operation.value
+        record.model = call.model
+        await self._inference.run(call, client, record, headers)
+
+    def _preflight(self, request: web.BaseRequest, client: Client, record: RequestRecord, headers: Headers) -> None:
+        found = dialects.find(_asked_method(request), request.raw_path)
+        if isinstance(found, RouteError) and found.status == HTTPStatus.NOT_FOUND:
+            self._reply(client, record, found.status, found.headers, found.body)
+        else:
+            self._reply(client, record, HTTPStatus.NO_CONTENT, headers, b"")
+
+    def _client_error(
+        self, client: Client, record: RequestRecord, dialect: Dialect, error: ClientError, headers: Headers
+    ) -> None:
+        record.detail = error.message
+        status, error_headers, body = dialects.render_error(dialect, error.status, error.kind, error.message)
+        self._reply(client, record, status, error_headers + headers, body, Outcome.REJECTED)
+
+    def _refuse(self, client: Client, record: RequestRecord, status: int, reason: str, headers: Headers) -> None:
+        """Refuse what is not even a request of a known dialect."""
+        record.detail = reason
+        body = f"{reason}\n".encode()
+        self._reply(client, record, status, [("Content-Type", "text/plain; charset=utf-8"), *headers], body)
+
+    @staticmethod
+    def _reply(
+        client: Client,
+        record: RequestRecord,
+        status: int,
+        headers: Headers,
+        body: bytes,
+        outcome: Outcome | None = None,
+    ) -> None:
+        record.status = status
+        if outcome is None:
+            outcome = Outcome.DONE if status < HTTPStatus.BAD_REQUEST else Outcome.REJECTED
+        if record.outcome is not Outcome.FAILED:
+            record.outcome = outcome
+        client.reply(status, headers, body)
+
+
+def _asked_method(request: web.BaseRequest) -> str:
+    return request.headers.get("Access-Control-Request-Method", "POST")

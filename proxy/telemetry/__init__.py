@@ -1,0 +1,1 @@
+"""What slotgate tells about itself: log lines and request lines. Nothing here decides or moves bytes."""

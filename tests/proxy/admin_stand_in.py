@@ -1,0 +1,209 @@
+"""A stand-in for the running proxy: the admin API on a real unix socket, answering what a test puts there."""
+
+import asyncio
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+from aiohttp import web
+
+from proxy import admin_api
+from proxy.admin_api import (
+    BackendStatus,
+    DrainAnswer,
+    ErrorAnswer,
+    GpuStatus,
+    KnownModel,
+    LiveRequest,
+    LoadedModel,
+    ModelsAnswer,
+    PsAnswer,
+    RecentAnswer,
+    RecentRequest,
+    StatusAnswer,
+    StoreStatus,
+)
+
+NOW = 1_700_000_000.0
+GPU = GpuStatus(index=0, name="NVIDIA GeForce RTX 4090", uuid="GPU-0a", memory_bytes=25_757_220_864)
+
+
+def status_answer() -> StatusAnswer:
+    """A fleet in which something of everything happens."""
+    return StatusAnswer(
+        version="1.2.3",
+        listen="127.0.0.1:11434",
+        uptime_s=11_520.0,
+        pid=4242,
+        policy_version=3,
+        waiting=2,
+        running=5,
+        store=StoreStatus(url_shown="unix:///var/lib/slotgate/valkey.sock", up=True, embedded=True),
+        backends=[
+            BackendStatus(
+                name="gpu-0",
+                engine="llama-server",
+                managed=True,
+                endpoint="unix:/run/a",
+                health="ready",
+                gpu=GPU,
+                slots=16,
+                running_limit=8,
+                running=5,
+                slot_source="slots",
+                epoch=1,
+                pid=4243,
+                models=["llama3:latest", "qwen:7b"],
+            ),
+            BackendStatus(
+                name="other-box",
+                engine="ollama",
+                managed=False,
+                endpoint="http://10.0.0.2:11434",
+                health="suspect",
+                slots=4,
+                running_limit=4,
+                elsewhere=2,
+                foreign_busy=1,
+                deferred=1,
+                epoch=2,
+                restarts=1,
+                last_error="connection\nreset",
+                warnings=["the host prompt cache is on"],
+            ),
+        ],
+    )
+
+
+def ps_answer() -> PsAnswer:
+    """Models of every kind of expiry and place."""
+    return PsAnswer(
+        models=[
+            LoadedModel(
+                name="llama3:latest",
+                backend="gpu-0",
+                digest=f"sha256:365c0bd3c000{'a' * 52}",
+                size_bytes=6_700_000_000,
+                gpu_bytes=6_700_000_000,
+                context_tokens=8192,
+                expires_at_unix_s=NOW + 290,
+                gpu=GPU,
+                slots_busy=5,
+                slots=16,
+            ),
+            LoadedModel(
+                name="qwen:7b",
+                backend="other-box",
+                size_bytes=40_000_000_000,
+                gpu_bytes=30_000_000_000,
+                context_tokens=4096,
+                slots_busy=0,
+                slots=4,
+            ),
+        ],
+        requests=[
+            LiveRequest(
+                id="r-2", state="waiting", dialect="openai", operation="chat", model="llama3:latest", age_s=75.0
+            ),
+            LiveRequest(
+                id="r-1",
+                state="running",
+                dialect="ollama",
+                operation="generate",
+                model="llama3:latest",
+                age_s=3.25,
+                backend="gpu-0",
+                tenant="alice",
+            ),
+        ],
+    )
+
+
+def models_answer() -> ModelsAnswer:
+    """Two models, one of them loaded."""
+    return ModelsAnswer(
+        models=[
+            KnownModel(
+                name="llama3:latest",
+                backends=["gpu-0", "gpu-1"],
+                loaded_on=["gpu-0"],
+                digest="sha256:365c0bd3c000a25d28dd",
+                size_bytes=4_661_224_676,
+                modified_at_unix_s=NOW - 3 * 86400,
+            ),
+            KnownModel(name="qwen:7b", backends=["other-box"]),
+        ]
+    )
+
+
+class AdminStandIn:
+    """Serves the admin API from a thread of its own. Every drain lets one request of that backend finish."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.status = status_answer()
+        self.asked: list[str] = []
+        self.raw: bytes | None = None
+        """If set, the answer to everything."""
+        self.hang = False
+        self._released = asyncio.Event()
+        self._started = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._started.wait(10)
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._released.set)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        runner = web.AppRunner(app, shutdown_timeout=0)
+        self._loop.run_until_complete(runner.setup())
+        self._loop.run_until_complete(web.UnixSite(runner, str(self.path)).start())
+        self._started.set()
+        self._loop.run_forever()
+        self._loop.run_until_complete(runner.cleanup())
+        self._loop.close()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.asked.append(f"{request.method} {request.path}")
+        if self.hang:
+            await self._released.wait()
+        if self.raw is not None:
+            return web.Response(body=self.raw, content_type="application/json")
+        status, answer = self._reply(request)
+        return web.Response(status=status, body=msgspec.json.encode(answer), content_type="application/json")
+
+    def _reply(self, request: web.Request) -> tuple[int, msgspec.Struct]:
+        recent = RecentRequest(
+            id="r-0", ended_at_unix_s=NOW, status=200, outcome="done", termination="--", total_ms=12.5, cached_tokens=80
+        )
+        fixed: dict[str, msgspec.Struct] = {
+            admin_api.STATUS: self.status,
+            admin_api.PS: ps_answer(),
+            admin_api.MODELS: models_answer(),
+            admin_api.RECENT: RecentAnswer(requests=[recent]),
+        }
+        if request.method == "GET" and request.path in fixed:
+            return 200, fixed[request.path]
+        for backend in self.status.backends:
+            for path, draining in ((admin_api.drain_path, True), (admin_api.undrain_path, False)):
+                if request.method == "POST" and request.path == path(backend.name):
+                    backend.draining = draining
+                    answer = DrainAnswer(name=backend.name, draining=draining, running=backend.running)
+                    backend.running = max(0, backend.running - 1)
+                    return 200, answer
+        known = [backend.name for backend in self.status.backends]
+        return 404, ErrorAnswer(error="no such backend", known=known if request.method == "POST" else [])

@@ -1,0 +1,46 @@
+"""The command as a process: quick help, usage errors, pipes."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("rich", "pydantic", "httpx", "structlog", "aiohttp", "redis", "msgspec", "asyncio")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "proxy", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """Start-up time is what is imported: each of these costs more than the whole help."""
+    code = f"import sys, proxy.cli; print([name for name in {HEAVY!r} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[]\n"
+
+
+def test_help_names_every_command() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    commands = {line.split()[0] for line in result.stdout.partition("Commands:")[2].splitlines() if line.strip()}
+    assert commands == {"serve", "ps", "status", "list", "drain", "undrain", "config", "demo", "version"}
+    assert "..." not in result.stdout.partition("Commands:")[2]  # every summary fits
+
+
+@pytest.mark.parametrize("arguments", [("nonsense",), ("ps", "--nonsense"), ("config", "nonsense"), ()])
+def test_wrong_usage(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_a_reader_that_leaves() -> None:
+    command = f"{sys.executable} -m proxy config schema | head -c 1"
+    result = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=True)
+    assert result.stdout == "{"
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "ps", "status", "list", "drain", "undrain", "config", "demo", "version"])
+def test_every_command_has_help(command: str) -> None:
+    assert run(command, "--help").returncode == 0

@@ -1,0 +1,35 @@
+"""`slotgate status`, golden; and its exit status, which monitoring reads."""
+
+from collections.abc import Callable
+
+from tests.proxy.admin_stand_in import AdminStandIn
+from tests.proxy.cli.conftest import Slotgate
+
+
+def test_table(slotgate: Slotgate, golden: Callable[[str, str], None], stand_in: AdminStandIn) -> None:
+    result = slotgate("status")
+    assert result.exit_code == 0
+    golden("status.txt", result.stdout)
+
+
+def test_json(slotgate: Slotgate, golden: Callable[[str, str], None], stand_in: AdminStandIn) -> None:
+    result = slotgate("status", "--json")
+    assert result.stderr == ""
+    golden("status.json", result.stdout)
+
+
+def test_exit_status_tells_of_problems(slotgate: Slotgate, stand_in: AdminStandIn) -> None:
+    stand_in.status.backends[0].health = "down"
+    stand_in.status.backends[0].last_error = "out of memory"
+    result = slotgate("status")
+    assert result.exit_code == 1
+    assert "gpu-0: out of memory" in result.stdout
+    assert slotgate("status", "--json").exit_code == 1
+    stand_in.status.backends[0].health = "draining"
+    assert slotgate("status").exit_code == 0
+    stand_in.status.store.up = False
+    stand_in.status.warnings = ["the store is gone"]
+    result = slotgate("status")
+    assert result.exit_code == 1
+    assert "store DOWN" in result.stdout
+    assert "slotgate: the store is gone" in result.stdout

@@ -1,0 +1,20 @@
+"""The answers' JSON is a contract: names are stable, and what a newer proxy adds is no error."""
+
+import msgspec
+
+from proxy.admin_api import PsAnswer, StatusAnswer, drain_path, undrain_path
+from tests.proxy.admin_stand_in import ps_answer, status_answer
+
+
+def test_answers_survive_the_wire() -> None:
+    assert msgspec.json.decode(msgspec.json.encode(status_answer()), type=StatusAnswer) == status_answer()
+    assert msgspec.json.decode(msgspec.json.encode(ps_answer()), type=PsAnswer) == ps_answer()
+
+
+def test_fields_of_a_newer_proxy_are_passed_over() -> None:
+    text = msgspec.json.encode({**msgspec.to_builtins(ps_answer()), "new": 1})
+    assert msgspec.json.decode(text, type=PsAnswer) == ps_answer()
+
+
+def test_paths() -> None:
+    assert (drain_path("gpu-0"), undrain_path("gpu-0")) == ("/backends/gpu-0/drain", "/backends/gpu-0/undrain")

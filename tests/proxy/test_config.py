@@ -1,0 +1,99 @@
+"""The shape of the configuration: which values each option takes, and where files go."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from proxy.config import BackendConfig, Config, ListenAddress, StoreConfig, parse_listen, resolve
+from proxy.endpoint import parse_endpoint
+
+
+def test_defaults_are_those_of_the_documentation() -> None:
+    config = Config()
+    assert config.listen == "127.0.0.1:11434"
+    assert config.limits.max_waiting == 1000
+    assert config.limits.max_attempts == 3
+    assert config.backends == []
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:11434", ListenAddress(host="127.0.0.1", port=11434)),
+        ("[::1]:80", ListenAddress(host="::1", port=80)),
+        (":8080", ListenAddress(host="", port=8080)),
+        ("gpu-box:0", ListenAddress(host="gpu-box", port=0)),
+        ("unix:/run/x.sock", ListenAddress(unix_path=Path("/run/x.sock"))),
+        ("unix:///run/x.sock", ListenAddress(unix_path=Path("/run/x.sock"))),
+    ],
+)
+def test_listen_addresses(text: str, address: ListenAddress) -> None:
+    assert parse_listen(text) == address
+    assert Config(listen=text).listen == text
+    assert parse_listen(str(address)) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0.0.0.0", "11434", "http://0.0.0.0:1", "::1:80", "a:70000", "a:b", "unix:x", "a/b:1", "a: 1", "a:١"]
+)
+def test_listen_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"write|absolute"):
+        parse_listen(text)
+    with pytest.raises(ValidationError):
+        Config(listen=text)
+
+
+def test_gpu_indexes_may_be_numbers() -> None:
+    assert BackendConfig.model_validate({"gpus": [0, "GPU-1"]}).gpus == ["0", "GPU-1"]
+    assert BackendConfig.model_validate({"gpus": "none"}).gpus == "none"
+    for wrong in ([], "all", [True], 3):
+        with pytest.raises(ValidationError):
+            BackendConfig.model_validate({"gpus": wrong})
+
+
+def test_running_limit_is_bounded_by_slots_where_slots_are_ours_to_set() -> None:
+    with pytest.raises(ValidationError, match="3 is more than slots = 2"):
+        BackendConfig(slots=2, running_limit=3)
+    # An external engine tells its own slots; the number in the file is a guess.
+    assert BackendConfig(url="http://a:1", slots=2, running_limit=3).running_limit == 3
+
+
+def test_backend_urls_and_names_are_checked() -> None:
+    assert parse_endpoint(BackendConfig(url="unix:/a").url or "").unix_path == "/a"
+    for wrong in ({"url": "https://a"}, {"name": "a/b"}, {"name": ""}, {"url": "http://a:1", "engine": "embedded"}):
+        with pytest.raises(ValidationError):
+            BackendConfig.model_validate(wrong)
+
+
+def test_store_urls() -> None:
+    for url in ("redis://h:1/0", "rediss://u:p@h", "unix:///run/valkey.sock?db=1"):
+        assert StoreConfig(url=url).url == url
+    with pytest.raises(ValidationError, match="redis://HOST"):
+        StoreConfig(url="http://h")
+
+
+@pytest.mark.parametrize(
+    ("environ", "state_dir", "admin_socket"),
+    [
+        ({"HOME": "/home/a"}, "/home/a/.local/state/slotgate", "/home/a/.local/state/slotgate/admin.sock"),
+        ({"HOME": "/home/a", "XDG_STATE_HOME": "/s"}, "/s/slotgate", "/s/slotgate/admin.sock"),
+        ({"HOME": "/home/a", "XDG_STATE_HOME": "relative"}, "/home/a/.local/state/slotgate", None),
+        ({"STATE_DIRECTORY": "/var/lib/slotgate:/other", "XDG_STATE_HOME": "/s"}, "/var/lib/slotgate", None),
+        (
+            {"STATE_DIRECTORY": "/var/lib/slotgate", "RUNTIME_DIRECTORY": "/run/slotgate"},
+            "/var/lib/slotgate",
+            "/run/slotgate/admin.sock",
+        ),
+    ],
+)
+def test_where_files_go(environ: dict[str, str], state_dir: str, admin_socket: str | None) -> None:
+    paths = resolve(Config(), environ)
+    assert str(paths.state_dir) == state_dir
+    assert str(paths.admin_socket) == (admin_socket or f"{state_dir}/admin.sock")
+
+
+def test_named_paths_win(tmp_path: Path) -> None:
+    config = Config(state_dir=tmp_path, admin_socket=tmp_path / "s")
+    paths = resolve(config, {"STATE_DIRECTORY": "/x", "RUNTIME_DIRECTORY": "/y"})
+    assert (paths.state_dir, paths.admin_socket) == (tmp_path, tmp_path / "s")
