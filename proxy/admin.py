@@ -83,6 +83,10 @@ class Admin:
         return {view.backend.id: view for view in self._dispatcher.scheduler.snapshot(time.monotonic()).backends}
 
     async def _status(self, _request: web.Request) -> web.Response:
+        return _json(self.status())
+
+    def status(self) -> StatusAnswer:
+        """The fleet as it is now."""
         views = self._views()
         scheduler = self._dispatcher.scheduler
         backends = []
@@ -113,19 +117,17 @@ class Admin:
                 )
             )
         warnings = [self._fleet.discovery.problem] if self._fleet.discovery.problem else []
-        return _json(
-            StatusAnswer(
-                version=__version__,
-                listen=self._listen(),
-                uptime_s=time.monotonic() - self._started_s,
-                pid=os.getpid(),
-                policy_version=scheduler.policy.version,
-                store=self._store(),
-                waiting=len(scheduler.waiting()),
-                running=len(scheduler.running()),
-                backends=backends,
-                warnings=warnings,
-            )
+        return StatusAnswer(
+            version=__version__,
+            listen=self._listen(),
+            uptime_s=time.monotonic() - self._started_s,
+            pid=os.getpid(),
+            policy_version=scheduler.policy.version,
+            store=self._store(),
+            waiting=len(scheduler.waiting()),
+            running=len(scheduler.running()),
+            backends=backends,
+            warnings=warnings,
         )
 
     async def _ps(self, _request: web.Request) -> web.Response:

@@ -82,7 +82,8 @@ class App:
         self._config = config
         self._find_config = reload
         self._paths = paths
-        self._book = RequestBook(access_log)
+        self.book = RequestBook(access_log)
+        self.serving = False
         self._notifier = Notifier()
         self._tasks = Tasks()
         self._sockets: list[socket.socket] = []
@@ -121,20 +122,20 @@ class App:
         fleet = Fleet(config.backends, state_dir=self._paths.state_dir, emit=dispatcher.feed)
         dispatcher.fleet = fleet
         self._fleet = fleet
-        pools = Pools(fleet)
-        stack.callback(pools.close)
-        fleet.on_endpoint_changed = pools.flush
-        admin = Admin(
-            dispatcher, fleet, self._book, lambda: self._store_status(store, embedded), lambda: shown(self._sockets)
+        self.pools = Pools(fleet)
+        stack.callback(self.pools.close)
+        fleet.on_endpoint_changed = self.pools.flush
+        self.admin = Admin(
+            dispatcher, fleet, self.book, lambda: self._store_status(store, embedded), lambda: self.listen
         )
-        await admin.start(self._paths.admin_socket)
-        stack.push_async_callback(admin.close)
+        await self.admin.start(self._paths.admin_socket)
+        stack.push_async_callback(self.admin.close)
         await fleet.start()
         stack.push_async_callback(fleet.stop, ENGINE_GRACE_S)
         dispatcher.start()
-        self._inference = Inference(dispatcher, fleet, pools, limits)
+        self._inference = Inference(dispatcher, fleet, self.pools, limits)
         catalog = Catalog(dispatcher, fleet)
-        self._server = Server(self._inference, catalog, self._book, limits, self._origins(config))
+        self._server = Server(self._inference, catalog, self.book, limits, self._origins(config))
         await self._listen(self._server, stack)
         self._tasks.start(self._notifier.keep_watchdog(), "watchdog")
         self._tasks.start(self._keep_status(), "status line")
@@ -142,12 +143,38 @@ class App:
         log.info(
             "serving",
             version=__version__,
-            listen=shown(self._sockets),
+            listen=self.listen,
             backends=len(fleet.status()),
             store="embedded" if embedded else shown_url(config.store.url or ""),
             admin=str(self._paths.admin_socket),
         )
+        self.serving = True
         self._notifier.ready(self._summary())
+
+    @property
+    def listen(self) -> str:
+        """The address that is really bound."""
+        return shown(self._sockets)
+
+    @property
+    def requests(self) -> int:
+        """Requests waiting or running."""
+        return self._dispatcher.requests
+
+    @property
+    def seats_taken(self) -> int:
+        """Seats of all backends that this proxy holds, abandoned ones included."""
+        return sum(lease.seats for lease in self._dispatcher.scheduler.running())
+
+    async def drain(self, backend_id: str, *, drain: bool) -> None:
+        """Drain a backend, or give it work again."""
+        await self._dispatcher.drain(backend_id, drain=drain)
+
+    def stop(self) -> None:
+        """Begin to stop: drain, then end. A second time: end now."""
+        if self._stop.is_set():
+            self._stop_now.set()
+        self._stop.set()
 
     async def _start_store(self, stack: contextlib.AsyncExitStack) -> tuple[Store, EmbeddedStore | None]:
         config = self._config.store
@@ -171,7 +198,7 @@ class App:
 
     async def _listen(self, server: Server, stack: contextlib.AsyncExitStack) -> None:
         limits = self._config.limits
-        self._frontend = frontend = Frontend(server.answer)
+        self.frontend = frontend = Frontend(server.answer)
         stack.push_async_callback(frontend.shutdown, 1.0)
         sweeper = Sweeper(
             frontend,
@@ -213,17 +240,15 @@ class App:
         self._notifier.ready(self._summary())
 
     def _signalled(self, number: int) -> None:
-        if self._stop.is_set():
-            self._stop_now.set()
-        log.info("stopping", signal=signal.Signals(number).name, requests=self._dispatcher.requests)
-        self._stop.set()
+        log.info("stopping", signal=signal.Signals(number).name)
+        self.stop()
 
     async def _drain(self) -> None:
         """Take no new connections; let what runs and waits finish, within the configured time."""
         for listener in self._listeners:
             listener.close()
-        self._frontend.draining = True
-        self._frontend.pre_shutdown()
+        self.frontend.draining = True
+        self.frontend.pre_shutdown()
         self._dispatcher.feed(events.StoppingAnnounced())
         if self._dispatcher.requests:
             self._idle.clear()

@@ -1,18 +1,24 @@
 """The connections to all backends: one pool per backend, thrown away when its engine is another one."""
 
-import structlog
+from typing import Protocol
 
-from proxy.backends.fleet import Fleet
+from proxy.endpoint import Endpoint
 from proxy.relay import AttemptError, ConnectionPool
 from scheduler.domain import Failure
 
-log = structlog.get_logger("slotgate.pools")
+
+class Addresses(Protocol):
+    """Who knows where backends are."""
+
+    def endpoint(self, backend_id: str) -> Endpoint:
+        """The backend's address; LookupError if it has none."""
+        ...
 
 
 class Pools:
     """Connection pools by backend."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Addresses) -> None:
         self._fleet = fleet
         self._pools: dict[str, ConnectionPool] = {}
 

@@ -190,6 +190,12 @@ class BackendView(msgspec.Struct, frozen=True):
     """As last reported; advisory."""
     last_used_s: float = float("-inf")
     cooling_until_s: float = float("-inf")
+    cooling_firm: bool = False
+    """The engine or the store asked for the pause (still loading, full): trying earlier cannot help."""
+    draining: bool = False
+    """An operator's wish; also set while the engine is down or starting, where `health` says that instead."""
+    held_for: str = ""
+    """Id of a waiting request for several seats that the free seats are kept for; empty: for anyone."""
 
     @property
     def room(self) -> int:

@@ -1,0 +1,1 @@
+"""Benchmarks that anybody can run beside another proxy on the same machine."""

@@ -1,0 +1,160 @@
+"""Owns all backends together: which there are, their start and their stop. One member each does the rest."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from proxy.backends import orphans
+from proxy.backends.embedded import gpus_listed
+from proxy.backends.gpus import Discovery, discover_async
+from proxy.backends.launch import Program, choose_program
+from proxy.backends.member import BackendStatus, Member, Surroundings
+from proxy.backends.placement import place, usable_cores, wants_gpus
+from proxy.backends.statedir import StateDir
+from proxy.backends.supervisor import Timing
+from proxy.backends.watcher import Cadence
+from proxy.config import BackendConfig
+from proxy.dialects.facts import EngineFacts
+from proxy.endpoint import Endpoint
+from scheduler.events import Event
+
+log = structlog.get_logger("slotgate.fleet")
+
+RESTART_GRACE_S = 10.0
+
+
+class Fleet:
+    """All backends, external and managed."""
+
+    def __init__(
+        self,
+        configs: Sequence[BackendConfig],
+        *,
+        state_dir: Path,
+        emit: Callable[[Event], None],
+        clock: Callable[[], float] = time.monotonic,
+        cadence: Cadence = Cadence(),  # noqa: B008 - frozen
+        timing: Timing | None = None,
+        nvml: Any = None,
+    ) -> None:
+        """`emit` is called in the event loop with each fact for the scheduler; `nvml` stands in for pynvml in tests."""
+        self.on_endpoint_changed: Callable[[str], None] | None = None
+        """Called with a backend's id when pooled connections to it must be closed: it ends, or was started anew."""
+        self.discovery = Discovery()
+        self._configs = list(configs)
+        self._state_dir = StateDir(state_dir)
+        self._around = Surroundings(self._state_dir, emit, self._flush, cadence, timing, clock)
+        self._nvml = nvml
+        self._members: dict[str, Member] = {}
+
+    async def start(self) -> None:
+        """Begin with all backends; readiness is told by events.
+
+        Raises:
+            LaunchError: the configuration asks for what is not there (program, GPU, a name twice).
+            StateDirError: the state directory cannot be used, or another slotgate uses it.
+            TimeoutError: an engine of an earlier run does not end.
+        """
+        programs = await asyncio.to_thread(self._choose_programs)
+        if any(programs):
+            await asyncio.to_thread(self._take_state_dir)
+        try:
+            if wants_gpus(self._configs):
+                self.discovery = await self._discover(programs)
+            cores = await asyncio.to_thread(usable_cores)
+            for placement in place(self._configs, programs, self.discovery, cores):
+                self._members[placement.name] = Member(placement, self._around)
+        except BaseException:
+            self._state_dir.close()
+            raise
+        for member in self._members.values():
+            member.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """End all managed engines: SIGTERM, connections closed, SIGKILL after the grace. Call it when drained."""
+        results = await asyncio.gather(
+            *(member.stop(grace_s) for member in self._members.values()), return_exceptions=True
+        )
+        for name, result in zip(self._members, results, strict=True):
+            if isinstance(result, Exception):
+                log.error("backend did not stop cleanly", backend=name, error=repr(result))
+        self._state_dir.close()
+
+    def endpoint(self, backend_id: str) -> Endpoint:
+        """Where a backend is reached now.
+
+        Raises:
+            LookupError: no such backend, or not started yet.
+        """
+        return self._members[backend_id].endpoint
+
+    def facts(self, backend_id: str) -> EngineFacts | None:
+        """What the engine said of itself; None before it has, or for an unknown backend."""
+        member = self._members.get(backend_id)
+        return member.facts if member else None
+
+    def look(self, backend_id: str, at_s: float) -> None:
+        """Look at a backend at the given time of the clock, or as soon after it as its spacing allows."""
+        if member := self._members.get(backend_id):
+            member.look(at_s)
+
+    async def restart(self, backend_id: str, grace_s: float = RESTART_GRACE_S) -> None:
+        """Start a managed backend anew, also one whose restart budget is spent.
+
+        Raises:
+            LookupError: no such backend.
+            ValueError: it is external.
+        """
+        await self._members[backend_id].restart(grace_s)
+
+    def status(self) -> list[BackendStatus]:
+        """All backends, in the order of the configuration."""
+        return [member.status() for member in self._members.values()]
+
+    def _flush(self, backend_id: str) -> None:
+        if self.on_endpoint_changed is not None:
+            self.on_endpoint_changed(backend_id)
+
+    def _choose_programs(self) -> list[Program | None]:
+        return [None if config.url is not None else choose_program(config) for config in self._configs]
+
+    def _take_state_dir(self) -> None:
+        self._state_dir.open()
+        files = self._state_dir.pid_files().values()
+        recorded = [process for file in files for process in (file.keeper, file.engine) if process is not None]
+        try:
+            ended = orphans.sweep(self._state_dir.marker(), recorded)
+        except TimeoutError:
+            self._state_dir.close()
+            raise
+        if ended:
+            log.warning("ended engines that an earlier run left", pids=ended)
+
+    async def _discover(self, programs: Sequence[Program | None]) -> Discovery:
+        discovery = await discover_async(self._nvml)
+        if not discovery.gpus:
+            return discovery
+        for config, program in zip(self._configs, programs, strict=True):
+            if program and program.embedded and config.gpus == "auto" and not await _uses_gpus(program):
+                problem = "the embedded engine is built for the CPU; install llama-server to use the GPUs"
+                log.warning("gpus stay unused", reason=problem)
+                return Discovery(problem=problem)
+        return discovery
+
+
+async def _uses_gpus(program: Program) -> bool:
+    process = await asyncio.create_subprocess_exec(
+        *program.argv, "--list-devices", stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    output = b""
+    with contextlib.suppress(TimeoutError):
+        output, _ = await asyncio.wait_for(process.communicate(), 60)
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
+    return gpus_listed(output.decode(errors="replace")) > 0

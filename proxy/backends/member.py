@@ -1,0 +1,361 @@
+"""Owns one backend of the fleet: its process, if slotgate runs it, its watcher, its address, its status."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from proxy.backends.control import Control
+from proxy.backends.detect import detect
+from proxy.backends.launch import LaunchSpec, Places, launch_spec
+from proxy.backends.placement import Placement
+from proxy.backends.probes import Probe
+from proxy.backends.probes.llama_server import LlamaServerProbe
+from proxy.backends.probes.ollama import OllamaProbe
+from proxy.backends.statedir import StateDir
+from proxy.backends.supervisor import State, Supervisor, Timing
+from proxy.backends.verify import make_backend
+from proxy.backends.watcher import Cadence, Subject, Watcher
+from proxy.dialects.facts import EngineFacts
+from proxy.endpoint import Endpoint, parse_endpoint
+from proxy.tasks import Tasks
+from scheduler.domain import Backend, Engine
+from scheduler.events import BackendChanged, BackendLeft, BackendSignalled, Event
+from scheduler.health import Signal
+
+
+class BackendStatus(msgspec.Struct, frozen=True):
+    """One backend for `slotgate status`. Nothing in it is secret."""
+
+    name: str
+    engine: str
+    """ "unknown" until an external engine has been detected."""
+    managed: bool
+    state: str
+    """stopped, starting, ready, ending, backoff, failed; not-answering for an engine that should and does not."""
+    endpoint: str
+    epoch: int
+    pid: int | None = None
+    keeper_pid: int | None = None
+    restarts: int = 0
+    gpu: str | None = None
+    gpu_name: str | None = None
+    version: str = ""
+    models: tuple[str, ...] = ()
+    slots: int | None = None
+    running_limit: int | None = None
+    slot_context_tokens: int | None = None
+    slot_source: str = "leases"
+    busy_slots: int | None = None
+    deferred: int | None = None
+    wanted: tuple[str, ...] = ()
+    """The command line; for Ollama its OLLAMA_* and LLAMA_ARG_* settings before it."""
+    taken: dict[str, Any] = {}
+    """What the engine says it really took."""
+    warnings: tuple[str, ...] = ()
+    log_path: str | None = None
+    last_error: str = ""
+    looked_s_ago: float | None = None
+
+
+class Surroundings(msgspec.Struct, frozen=True):
+    """What all members of a fleet share."""
+
+    state_dir: StateDir
+    emit: Callable[[Event], None]
+    flush: Callable[[str], None]
+    """Called with a backend's name when connections to it must be closed, or its address changed."""
+    cadence: Cadence = Cadence()
+    timing: Timing | None = None
+    """Default: made from the backend's configuration."""
+    clock: Callable[[], float] = time.monotonic
+
+
+class Member:
+    """One backend. Implements `supervisor.Life` for its own process."""
+
+    def __init__(self, placement: Placement, around: Surroundings) -> None:
+        self.name = placement.name
+        self._placement = placement
+        self._around = around
+        self._tasks = Tasks()
+        self._watching: asyncio.Task[None] | None = None
+        self._watcher: Watcher | None = None
+        self._endpoint: Endpoint | None = None
+        self._backend: Backend | None = None
+        self._facts: EngineFacts | None = None
+        self._readiness: tuple[Endpoint, Probe] | None = None
+        config = placement.config
+        self._supervisor: Supervisor | None = None
+        if config.url is not None:
+            self._endpoint = parse_endpoint(config.url, config.api_key)
+        else:
+            self._supervisor = Supervisor(
+                self.name,
+                self,
+                around.state_dir,
+                self._prepare,
+                self._is_ready,
+                restart=config.restart,
+                timing=around.timing or Timing(start_timeout_s=config.start_timeout_s),
+                clock=around.clock,
+            )
+
+    # what the fleet calls
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        if self._supervisor is not None:
+            self._supervisor.start()
+            return
+        config = self._placement.config
+        if config.engine != "auto":  # else nothing is known yet that the scheduler could use
+            self._introduce(make_backend(self.name, config, Engine(config.engine), 0))
+        self._watch(Subject(self.name, config, 0))
+
+    async def stop(self, grace_s: float) -> None:
+        """Stop looking, end the process. An external engine is left alone."""
+        self._stop_watching()
+        await self._tasks.close()
+        if self._supervisor is not None:
+            await self._supervisor.stop(grace_s)
+        await self._close_readiness()
+        if self._backend is not None:
+            self._around.emit(BackendLeft(self.name))
+
+    async def restart(self, grace_s: float) -> None:
+        """Start a managed engine anew, with a fresh restart budget.
+
+        Raises:
+            ValueError: it is external.
+        """
+        if self._supervisor is None:
+            raise ValueError(f"{self.name} is external: slotgate cannot restart it")
+        await self._supervisor.restart(grace_s)
+
+    def look(self, at_s: float) -> None:
+        """See `Watcher.look`; nothing to look at while the process is not ready."""
+        if self._watcher is not None:
+            self._watcher.look(at_s)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where it is reached.
+
+        Raises:
+            LookupError: a managed engine that has not been started yet.
+        """
+        if self._endpoint is None:
+            raise LookupError(f"{self.name} has not been started yet")
+        return self._endpoint
+
+    @property
+    def facts(self) -> EngineFacts | None:
+        """What the engine said of itself last; None before it said anything."""
+        if self._watcher is not None and self._watcher.description is not None:
+            self._facts = self._watcher.description.facts
+        return self._facts
+
+    # supervisor.Life
+
+    def started(self, spec: LaunchSpec, epoch: int) -> None:
+        """Requests for its model may wait for it from now on."""
+        self._endpoint = spec.endpoint
+        self._around.flush(self.name)
+        backend = make_backend(
+            self.name, self._placement.config, spec.engine, epoch, expected_model=spec.model_name, gpu=spec.gpu
+        )
+        if spec.engine is Engine.OLLAMA and self._backend is not None:  # its models did not go with its process
+            backend = msgspec.structs.replace(backend, models=self._backend.models)
+        self._introduce(backend)
+
+    def ready(self, spec: LaunchSpec, epoch: int) -> None:
+        """From now on it is looked at."""
+        self._watch(Subject(self.name, self._placement.config, epoch, spec.gpu))
+
+    def ending(self) -> None:
+        """llama-server waits for its clients: their connections are closed."""
+        self._stop_watching()
+        self._around.flush(self.name)
+
+    def exited(self, reason: str) -> None:
+        """Nothing more to look at. Why is the supervisor's to remember."""
+        del reason
+        self._stop_watching()
+        self._around.flush(self.name)
+        self._around.emit(BackendSignalled(self.name, Signal.EXITED))
+
+    # inside
+
+    def _introduce(self, backend: Backend) -> None:
+        self._backend = backend
+        self._around.emit(BackendChanged(backend))
+        self._around.emit(BackendSignalled(self.name, Signal.STARTED))
+
+    def _watch(self, subject: Subject) -> None:
+        self._stop_watching()
+        self._watcher = Watcher(
+            subject,
+            self._open_probe,
+            self._pass_on,
+            cadence=self._around.cadence,
+            clock=self._around.clock,
+            known=self._backend,
+        )
+        self._watching = self._tasks.start(self._watcher.run(), f"watcher {self.name}")
+
+    def _stop_watching(self) -> None:
+        self._facts = self.facts
+        if self._watching is not None:
+            self._watching.cancel()
+        self._watching = self._watcher = None
+
+    def _pass_on(self, event: Event) -> None:
+        if isinstance(event, BackendChanged):
+            if self._backend is not None and self._backend.epoch != event.backend.epoch:
+                self._around.flush(self.name)
+            self._backend = event.backend
+        self._around.emit(event)
+
+    def _prepare(self) -> LaunchSpec:
+        """Called in a thread before each start."""
+        placement, state_dir, config = self._placement, self._around.state_dir, self._placement.config
+        assert placement.program is not None  # noqa: S101 - only managed backends come here
+        marker, log_path = state_dir.marker(self.name), state_dir.log_path(self.name)
+        if placement.program.engine is Engine.OLLAMA:
+            places = Places(log_path, marker, port=state_dir.pick_port(self.name, config.first_port))
+        else:
+            key_path, key = state_dir.write_key(self.name)
+            socket_path = state_dir.socket_path(self.name)
+            socket_path.unlink(missing_ok=True)  # left by the last process, which would keep the next from binding
+            slots_path = state_dir.slots_path(self.name)
+            places = Places(log_path, marker, socket_path, 0, key_path, key, slots_path)
+        return launch_spec(
+            config,
+            placement.program,
+            places,
+            os.environ,
+            name=self.name,
+            gpu=placement.gpu,
+            threads=placement.threads,
+        )
+
+    async def _is_ready(self, spec: LaunchSpec) -> bool:
+        if self._readiness is None or self._readiness[0] != spec.endpoint:
+            await self._close_readiness()
+            self._readiness = (spec.endpoint, self._probe(spec.engine, spec.endpoint))
+        is_ready = await self._readiness[1].ready()
+        if is_ready:
+            await self._close_readiness()
+        return is_ready
+
+    async def _close_readiness(self) -> None:
+        if self._readiness is not None:
+            (_, probe), self._readiness = self._readiness, None
+            await probe.close()
+
+    async def _open_probe(self) -> Probe:
+        """A probe that fits the engine.
+
+        Raises:
+            ProbeError: which engine it is cannot be told.
+        """
+        program, config = self._placement.program, self._placement.config
+        if program is not None:
+            return self._probe(program.engine, self.endpoint)
+        if config.engine != "auto":
+            return self._probe(Engine(config.engine), self.endpoint)
+        control = Control(self.endpoint, self._around.cadence.timeout_s)
+        try:
+            return self._probe(await detect(control), self.endpoint)
+        finally:
+            await control.close()
+
+    def _probe(self, engine: Engine, endpoint: Endpoint) -> Probe:
+        cadence, config = self._around.cadence, self._placement.config
+        if engine is Engine.LLAMA_SERVER:
+            return LlamaServerProbe(Control(endpoint, cadence.timeout_s))
+        context = config.context_tokens if config.url is None else None
+        control = Control(endpoint, cadence.slow_timeout_s)
+        return OllamaProbe(
+            control, slots=config.slots, slot_context_tokens=context, describe_every_s=cadence.describe_s
+        )
+
+    def status(self) -> BackendStatus:
+        """Everything that an operator may want to see."""
+        watcher, supervisor, facts, backend = self._watcher, self._supervisor, self.facts, self._backend
+        spec = supervisor.spec if supervisor else None
+        gpu = self._placement.gpu
+        look = watcher.last_look if watcher else None
+        watched_s = watcher.looked_at_s if watcher else float("-inf")
+        engine = backend.engine.value if backend else self._engine_wanted()
+        return BackendStatus(
+            name=self.name,
+            engine=engine,
+            managed=supervisor is not None,
+            state=self._state(),
+            endpoint=str(self._endpoint or ""),
+            epoch=backend.epoch if backend else 0,
+            pid=supervisor.pid if supervisor else None,
+            keeper_pid=supervisor.keeper_pid if supervisor else None,
+            restarts=supervisor.restarts if supervisor else 0,
+            gpu=gpu.uuid if gpu else None,
+            gpu_name=gpu.name if gpu else None,
+            version=facts.version if facts else "",
+            models=tuple(model.name for model in facts.models) if facts else (),
+            slots=backend.slots if backend else None,
+            running_limit=backend.running_limit if backend else None,
+            slot_context_tokens=facts.slot_context_tokens if facts else None,
+            slot_source=backend.slot_source if backend else "leases",
+            busy_slots=look.busy_slots if look else None,
+            deferred=look.deferred if look else None,
+            wanted=_wanted(spec),
+            taken=_taken(facts) if facts else {},
+            warnings=self._warnings(),
+            log_path=str(spec.log_path) if spec else None,
+            last_error=(watcher.last_error if watcher else "") or (supervisor.last_error if supervisor else ""),
+            looked_s_ago=None if watched_s == float("-inf") else self._around.clock() - watched_s,
+        )
+
+    def _engine_wanted(self) -> str:
+        program = self._placement.program
+        return program.engine.value if program else "unknown"
+
+    def _state(self) -> str:
+        if self._supervisor is not None and self._supervisor.state is not State.READY:
+            return self._supervisor.state.value
+        watcher = self._watcher
+        if watcher is None:
+            return State.STOPPED.value
+        if watcher.answered:
+            return State.READY.value
+        return "not-answering" if watcher.last_error else State.STARTING.value
+
+    def _warnings(self) -> tuple[str, ...]:
+        watcher = self._watcher
+        if watcher is None:
+            return ()
+        deferred = watcher.last_look.deferred if watcher.last_look else None
+        if deferred:
+            return (*watcher.warnings, f"{deferred} requests wait inside the engine: somebody goes around slotgate")
+        return watcher.warnings
+
+
+def _wanted(spec: LaunchSpec | None) -> tuple[str, ...]:
+    if spec is None:
+        return ()
+    shown = ("OLLAMA_", "LLAMA_ARG_", "CUDA_")
+    settings = [f"{key}={value}" for key, value in sorted(spec.env.items()) if key.startswith(shown)]
+    return (*settings, *spec.argv)
+
+
+def _taken(facts: EngineFacts) -> dict[str, Any]:
+    return {
+        "slots": facts.slots,
+        "slot_context_tokens": facts.slot_context_tokens,
+        "models": [model.name for model in facts.models],
+        "version": facts.version,
+    }

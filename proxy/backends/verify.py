@@ -1,0 +1,64 @@
+"""Owns comparing what an engine really took with what was wanted of it. Pure."""
+
+from proxy.backends.probes import Description
+from proxy.config import BackendConfig
+from scheduler.domain import Backend, Engine, Gpu, Operation
+from scheduler.names import canonical
+
+DEFAULT_RUNNING_LIMIT = 8
+"""Requests that run at once where nobody says otherwise: beyond it streams slow each other down more than they gain."""
+
+
+def make_backend(
+    name: str,
+    config: BackendConfig,
+    engine: Engine,
+    epoch: int,
+    *,
+    description: Description | None = None,
+    expected_model: str | None = None,
+    gpu: Gpu | None = None,
+) -> Backend:
+    """The scheduler's view of a backend. Before the engine has described itself, what it is expected to be.
+
+    An engine's own number of slots wins over the configured one; the running limit is cut to it.
+    """
+    slots, models = config.slots, {expected_model} if expected_model else set()
+    capabilities = frozenset({Operation.CHAT, Operation.GENERATE, Operation.TOKENIZE})
+    source = "leases"
+    if description is not None:
+        slots = description.facts.slots or slots
+        models = {model.name for model in description.facts.models}
+        capabilities = description.capabilities
+        source = description.slot_source
+    return Backend(
+        id=name,
+        engine=engine,
+        slots=slots,
+        running_limit=min(config.running_limit or DEFAULT_RUNNING_LIMIT, slots),
+        models=frozenset(canonical(model) for model in models),
+        capabilities=capabilities,
+        gpu=gpu,
+        managed=config.url is None,
+        epoch=epoch,
+        slot_source=source,
+    )
+
+
+def mismatches(config: BackendConfig, description: Description) -> tuple[str, ...]:
+    """Where the engine is not what the configuration says, in words for `status`."""
+    facts, found = description.facts, list(description.warnings)
+    managed = config.url is None
+    if managed and facts.slots not in {None, config.slots}:
+        found.append(f"slots = {config.slots} was wanted, the engine has {facts.slots}")
+    if config.running_limit and facts.slots and config.running_limit > facts.slots:
+        found.append(f"running_limit = {config.running_limit} is more than the engine's {facts.slots} slots")
+    if not managed and facts.engine is Engine.OLLAMA and "slots" not in config.model_fields_set:
+        found.append(
+            f"slots = {config.slots} is assumed, Ollama does not tell: set slots to its OLLAMA_NUM_PARALLEL, "
+            "which is 1 unless set; what is sent beyond it waits inside Ollama"
+        )
+    context = facts.slot_context_tokens
+    if managed and context is not None and context < config.context_tokens:
+        found.append(f"context_tokens = {config.context_tokens} was wanted, a slot of the engine has {context}")
+    return tuple(found)

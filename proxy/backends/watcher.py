@@ -1,0 +1,237 @@
+"""Owns looking at one engine as long as it lives, and telling the scheduler what was seen. Decides nothing.
+
+A look is asked for by the clock, or by the scheduler (`look`), but never sooner than `spacing_s` after the last one:
+see `probes.llama_server` for what more looks would break.
+"""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import structlog
+
+from proxy.backends.control import ProbeError
+from proxy.backends.probes import Description, Look, Probe
+from proxy.backends.verify import make_backend, mismatches
+from proxy.config import BackendConfig
+from scheduler.domain import Backend, Engine, Gpu, Report
+from scheduler.events import BackendChanged, BackendReported, BackendSignalled, Event
+from scheduler.health import Signal
+
+log = structlog.get_logger("slotgate.watcher")
+
+_DETECT_AGAIN_AFTER = 3
+"""Looks missed in a row after which an engine that was detected is detected again: it may be another one now."""
+
+
+class Cadence(msgspec.Struct, frozen=True):
+    """When engines are looked at, in seconds."""
+
+    busy_s: float = 2.0
+    """Pause between looks at an engine that works, or that missed the last look."""
+    idle_s: float = 5.0
+    """The same for an idle one."""
+    spacing_s: float = 2.0
+    """Least pause, whoever asks."""
+    stall_s: float = 60.0
+    """An engine that says it works and makes no progress for this long counts as not answering."""
+    timeout_s: float = 5.0
+    """Longest wait for an answer of llama-server."""
+    slow_timeout_s: float = 15.0
+    """The same for Ollama, whose /api/ps waits for its loads."""
+    describe_s: float = 10.0
+    """Pause between two readings of Ollama's list of models."""
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """Which backend a watcher looks at."""
+
+    name: str
+    config: BackendConfig
+    epoch: int
+    gpu: Gpu | None = None
+
+
+class Watcher:
+    """Looks at one engine. A managed one gets a new watcher with each process."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        open_probe: Callable[[], Awaitable[Probe]],
+        emit: Callable[[Event], None],
+        *,
+        cadence: Cadence,
+        clock: Callable[[], float] = time.monotonic,
+        known: Backend | None = None,
+    ) -> None:
+        """`open_probe` finds out which engine it is, if need be; `known` is what the scheduler was told already."""
+        self._subject = subject
+        self._open_probe = open_probe
+        self._emit = emit
+        self._cadence = cadence
+        self._clock = clock
+        self._probe: Probe | None = None
+        self._woken = asyncio.Event()
+        self._wanted_at_s = math.inf
+        self._looked_at_s = -math.inf
+        self._described_at_s = -math.inf
+        self._progress: tuple[str, float] = ("", -math.inf)
+        self._missed = 0
+        self._started = ""
+        self._identity = ""
+        self.epoch = subject.epoch
+        self.backend = known
+        self.description: Description | None = None
+        self.warnings: tuple[str, ...] = ()
+        self.last_look: Look | None = None
+        self.last_error = ""
+        self.answered = False
+
+    @property
+    def engine(self) -> Engine | None:
+        """What it is, once known."""
+        return self._probe.engine if self._probe else None
+
+    @property
+    def looked_at_s(self) -> float:
+        """When the last look ended."""
+        return self._looked_at_s
+
+    def look(self, at_s: float) -> None:
+        """Look at the given time, or as soon after it as the spacing allows. Several wishes make one look."""
+        self._wanted_at_s = min(self._wanted_at_s, at_s)
+        self._woken.set()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        try:
+            while True:
+                await self._once()
+                await self._pause()
+                await asyncio.sleep(0)  # whatever the clock and the cadence say, others get their turn
+        finally:
+            await self._close_probe()
+
+    async def _close_probe(self) -> None:
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            await probe.close()
+
+    async def _once(self) -> None:
+        self._wanted_at_s = math.inf
+        asked_at_s = self._clock()
+        try:
+            if self._probe is None:
+                self._probe = await self._open_probe()
+            if self.description is None:
+                await self._describe(self._probe)
+            look = await self._probe.look()
+            if await self._is_another(self._probe, look):
+                look = await self._probe.look()
+        except ProbeError as error:
+            await self._miss(str(error))
+        except Exception as error:  # an odd answer must not end the watching for good
+            log.error("look failed", backend=self._subject.name, exc_info=error)
+            await self._miss(f"its answers make no sense: {error!r}")
+        else:
+            self._tell(look, asked_at_s)
+            await self._describe_again(self._probe)
+        finally:
+            self._looked_at_s = self._clock()
+
+    async def _describe(self, probe: Probe, *, restarted: bool = False) -> None:
+        description = await probe.describe()
+        if restarted:
+            self.epoch = max(self.epoch + 1, description.epoch_hint)
+            log.warning("engine was restarted", backend=self._subject.name, epoch=self.epoch)
+        elif not self.epoch:
+            self.epoch = description.epoch_hint
+        self.description = description
+        self._described_at_s = self._clock()
+        self.warnings = mismatches(self._subject.config, description)
+        self._announce(probe.engine)
+
+    def _announce(self, engine: Engine) -> None:
+        before, subject = self.backend, self._subject
+        backend = make_backend(
+            subject.name, subject.config, engine, self.epoch, description=self.description, gpu=subject.gpu
+        )
+        if backend == before:
+            return
+        self.backend = backend
+        self._emit(BackendChanged(backend))
+        if before is None or before.epoch != backend.epoch:
+            self._emit(BackendSignalled(subject.name, Signal.STARTED))
+        log.info("backend facts", backend=subject.name, slots=backend.slots, models=sorted(backend.models))
+
+    async def _describe_again(self, probe: Probe) -> None:
+        if self._clock() - self._described_at_s >= probe.describe_every_s:
+            with contextlib.suppress(ProbeError):  # it just answered a look: busy, not dead
+                await self._describe(probe)
+
+    async def _is_another(self, probe: Probe, look: Look) -> bool:
+        """Whether this is not the process, or not the configuration, that was described; then it is described again."""
+        restarted = bool(self._started and look.started and look.started != self._started)
+        changed = bool(self._identity and look.identity != self._identity)
+        if restarted or changed:
+            await self._describe(probe, restarted=restarted)
+        self._started, self._identity = look.started or self._started, look.identity
+        return restarted or changed
+
+    async def _miss(self, reason: str) -> None:
+        self._missed += 1
+        if self.last_error != reason:
+            log.warning("backend does not answer", backend=self._subject.name, reason=reason)
+        self.last_error, self.answered = reason, False
+        if self.backend is not None:
+            self._emit(BackendSignalled(self._subject.name, Signal.MISSED))
+        if self._missed % _DETECT_AGAIN_AFTER == 0 and self._subject.config.url is not None:
+            self.description = None
+            await self._close_probe()
+
+    def _tell(self, look: Look, asked_at_s: float) -> None:
+        name = self._subject.name
+        if not look.alive_only:
+            self.last_look = look
+            report = Report(
+                backend_id=name,
+                epoch=self.epoch,
+                asked_at_s=asked_at_s,
+                busy_slots=look.busy_slots,
+                deferred=look.deferred,
+                slots=look.slots,
+                residencies=look.residencies,
+            )
+            self._emit(BackendReported(report))
+        still_s = self._standing_still_s(look)
+        if still_s >= self._cadence.stall_s:
+            self.last_error, self.answered = f"says that it works but made no progress for {still_s:.0f} s", False
+            log.warning("engine stands still", backend=name, for_s=round(still_s))
+            self._emit(BackendSignalled(name, Signal.MISSED))
+            return
+        if not self.answered:
+            log.info("backend answers", backend=name)
+        self._missed, self.last_error, self.answered = 0, "", True
+        self._emit(BackendSignalled(name, Signal.ANSWERED))
+
+    def _standing_still_s(self, look: Look) -> float:
+        now_s = self._clock()
+        if not look.working or not look.progress or look.progress != self._progress[0]:
+            self._progress = (look.progress, now_s)
+        return now_s - self._progress[1]
+
+    async def _pause(self) -> None:
+        busy = not self.answered or (self.last_look is not None and self.last_look.working)
+        regular_s = self._looked_at_s + (self._cadence.busy_s if busy else self._cadence.idle_s)
+        soonest_s = self._looked_at_s + self._cadence.spacing_s
+        while True:
+            self._woken.clear()
+            wait_s = max(soonest_s, min(regular_s, self._wanted_at_s)) - self._clock()
+            if wait_s <= 0:
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), wait_s)

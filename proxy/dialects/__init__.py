@@ -1,0 +1,38 @@
+"""The HTTP APIs that clients speak, sans-io: bytes in, structs and bytes out. Must not know sockets.
+
+A request: `find` gives its route, `read_call` reads it, `local_reply` may answer it, `plan` says what goes to a
+backend and what happens to the answer. Errors: `render_error`, `rejection_error`, `error_frame`. Waiting: `heartbeat`.
+What slotgate answers itself is made by `listing`.
+"""
+
+from proxy.dialects.call import Call, read_call, read_model_name, read_object
+from proxy.dialects.errors import ClientError, render_error
+from proxy.dialects.frames import error_frame, heartbeat
+from proxy.dialects.local import local_reply
+from proxy.dialects.plan import Plan, plan
+from proxy.dialects.rejections import model_not_found, rejection_error
+from proxy.dialects.routes import ROUTES, Kind, Route, RouteError, find
+from proxy.dialects.watch import StreamWatch, Usage
+
+__all__ = [
+    "ROUTES",
+    "Call",
+    "ClientError",
+    "Kind",
+    "Plan",
+    "Route",
+    "RouteError",
+    "StreamWatch",
+    "Usage",
+    "error_frame",
+    "find",
+    "heartbeat",
+    "local_reply",
+    "model_not_found",
+    "plan",
+    "read_call",
+    "read_model_name",
+    "read_object",
+    "rejection_error",
+    "render_error",
+]

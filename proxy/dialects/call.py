@@ -1,0 +1,137 @@
+"""Owns what a client's inference request is: read once, whole, before anything is decided. Must not know backends.
+
+`read_call` checks what the dialect's own API would refuse at once, in that API's words, and leaves everything else to
+the engine. The original bytes are kept: where dialect and engine match, they are what the engine gets.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from proxy.dialects import anthropic, gojson, llamacpp, ollama, openai
+from proxy.dialects.errors import ClientError
+from proxy.dialects.reading import Reading, names
+from proxy.dialects.routes import Headers, Route
+from scheduler.domain import Dialect, Engine, Operation
+
+_FORWARDED = frozenset(
+    names(
+        "accept user-agent anthropic-version anthropic-beta openai-beta x-request-id traceparent tracestate "
+        "x-stainless-retry-count"
+    )
+)
+"""Request headers that go on to an engine. Not among them on purpose: credentials, Origin, and X-Conversation-Id,
+with which llama-server goes on generating after its client has left."""
+
+_READERS: dict[Dialect, Callable[[str, dict[str, Any]], Reading]] = {
+    Dialect.OLLAMA: ollama.read,
+    Dialect.OPENAI: openai.read,
+    Dialect.ANTHROPIC: anthropic.read,
+    Dialect.LLAMACPP: llamacpp.read,
+}
+
+
+class Call(msgspec.Struct):
+    """One inference request as the client sent it."""
+
+    route: Route
+    dialect: Dialect
+    operation: Operation
+    """LOAD or UNLOAD for Ollama requests that only do that, otherwise the route's."""
+    model: str | None
+    """As the client wrote it."""
+    stream: bool
+    seats: int
+    """Slots occupied at once: prompts times `n`. 0 where no slot is needed."""
+    body: bytes
+    """As it came."""
+    fields: dict[str, Any]
+    """The decoded body, keys in lower case."""
+    exact_keys: bool
+    """False where a key had another spelling than the API's: llama-server matches keys exactly and gets `fields`."""
+    headers: Headers
+    """Those that may go on to an engine."""
+    engines: frozenset[Engine]
+    """Engines that can answer it, natively or by translation."""
+    unsupported: dict[Engine, str]
+    """Why an engine is not among them, for the client to read."""
+    prompt_bytes: int
+    """Size of the body without images."""
+    arrived_ns: int
+    """Unix time."""
+
+
+def read_call(
+    route: Route, body: bytes, headers: Iterable[tuple[str, str]], clock_ns: Callable[[], int] = time.time_ns
+) -> Call:
+    """Decode and check a request body, whatever its Content-Type says.
+
+    Raises:
+        ClientError: what the dialect's API refuses; 415 for a compressed body.
+    """
+    kept: Headers = []
+    for name, value in headers:
+        lower = name.lower()
+        if lower == "content-encoding" and value.strip().lower() not in ("", "identity"):
+            raise ClientError(415, f"request bodies with Content-Encoding {value} are not supported: send it plain")
+        if lower in _FORWARDED:
+            kept.append((name, value))
+    fields, exact = read_object(route, body)
+    reading = _READERS[route.dialect](route.path, fields)
+    return Call(
+        route=route,
+        dialect=route.dialect,
+        operation=reading.operation or route.operation or Operation.GENERATE,
+        model=reading.model,
+        stream=reading.stream,
+        seats=reading.seats,
+        body=body,
+        fields=fields,
+        exact_keys=exact,
+        headers=kept,
+        engines=frozenset(Engine).difference(reading.unsupported),
+        unsupported=reading.unsupported,
+        prompt_bytes=max(0, len(body) - reading.image_bytes),
+        arrived_ns=clock_ns(),
+    )
+
+
+def read_object(route: Route, body: bytes) -> tuple[dict[str, Any], bool]:
+    """The body's JSON object with keys in lower case, and whether they were so already.
+
+    Raises:
+        ClientError: it is none, in the words of the dialect's API.
+    """
+    try:
+        value = gojson.decode(body)
+    except ClientError as error:
+        if route.dialect is Dialect.LLAMACPP:
+            text = f"[json.exception.parse_error.101] parse error: {error.message}"
+            raise ClientError(error.status, text) from None
+        raise
+    if not isinstance(value, dict):
+        if route.dialect is Dialect.LLAMACPP:
+            raise ClientError(400, f"the request body must be a JSON object, not {gojson.word(value)}")
+        struct = ollama.STRUCTS.get(route.path) or openai.STRUCTS.get(route.path) or "anthropic.MessagesRequest"
+        raise ClientError(400, f"json: cannot unmarshal {gojson.word(value)} into Go value of type {struct}")
+    if route.dialect is Dialect.LLAMACPP:
+        return value, True
+    return gojson.fold(value)
+
+
+def read_model_name(route: Route, body: bytes) -> str:
+    """The model that a body of `/api/show` names, as the client wrote it.
+
+    Raises:
+        ClientError: 400 in Ollama's words.
+    """
+    fields, _ = read_object(route, body)
+    for key in ("model", "name"):
+        value = fields.get(key)
+        if value is not None and not isinstance(value, str):
+            raise gojson.mismatch(value, "ShowRequest", key, "string")
+        if value:
+            return value
+    raise ClientError(400, "model is required")

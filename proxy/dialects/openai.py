@@ -1,0 +1,42 @@
+"""Owns reading OpenAI requests: completions, chat, responses, embeddings. Must not know engines' details or replies."""
+
+from typing import Any
+
+from proxy.dialects import gojson
+from proxy.dialects.reading import Reading, count, image_bytes, prompts
+
+STRUCTS = {
+    "/v1/chat/completions": "openai.ChatCompletionRequest",
+    "/v1/completions": "openai.CompletionRequest",
+    "/v1/embeddings": "openai.EmbedRequest",
+    "/v1/responses": "openai.ResponsesRequest",
+}
+"""Go types that Ollama decodes these bodies into; its error texts name them."""
+
+
+def read(path: str, fields: dict[str, Any]) -> Reading:
+    """What routing needs to know of an OpenAI request.
+
+    An embedding request takes one seat however many inputs it has: the engine works through them one after another.
+
+    Raises:
+        ClientError: 400, worded as Ollama words it in this dialect.
+    """
+    struct = STRUCTS[path].partition(".")[2]
+    model = fields.get("model")
+    if model is not None and not isinstance(model, str):
+        raise gojson.mismatch(model, struct, "model", "string")
+    stream = fields.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise gojson.mismatch(stream, struct, "stream", "bool")
+    seats = 1
+    if path == "/v1/completions":
+        seats = prompts(fields.get("prompt")) * count(fields.get("n"))
+    elif path == "/v1/chat/completions":
+        seats = count(fields.get("n"))
+    return Reading(
+        model=model or None,
+        stream=bool(stream) and path != "/v1/embeddings",
+        seats=seats,
+        image_bytes=image_bytes(fields.get("messages")) + image_bytes(fields.get("input")),
+    )

@@ -1,0 +1,121 @@
+"""Owns what goes to an engine for a call, and what is done to its answer. Must not know how bytes travel.
+
+Where dialect and engine match, bytes pass untouched both ways. The exceptions are llama-server's, listed in
+docs/dialects.md: streams ask for progress frames that a filter takes out again, whole answers are put together from a
+stream, `id_slot` is not for clients, and Ollama's dialect is translated.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from proxy.dialects import watch as marks
+from proxy.dialects.assemble import added_fields, assembler, can_assemble
+from proxy.dialects.call import Call
+from proxy.dialects.facts import EngineFacts
+from proxy.dialects.pieces import chat_piece, completion_piece
+from proxy.dialects.progress import ProgressFilter
+from proxy.dialects.reply import EmbedReply, OllamaReply
+from proxy.dialects.rewording import ErrorBody, llama_error
+from proxy.dialects.routes import Headers
+from proxy.dialects.splice import splice
+from proxy.dialects.translate import Translated, chat, embed, generate
+from proxy.dialects.watch import StreamWatch
+from proxy.relay.contract import Outgoing, ReplyTransform
+from scheduler.domain import Backend, Dialect, Engine
+
+Clock = Callable[[], int]
+"""Unix time in nanoseconds."""
+
+_PROGRESS_PATHS = frozenset(
+    ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/completion", "/completions", "/infill")
+)
+"""Where llama-server knows `return_progress` in streams. /v1/messages does not pass it on."""
+
+_ENDED = {
+    "/api/chat": marks.ndjson_ended,
+    "/api/generate": marks.ndjson_ended,
+    "/v1/chat/completions": marks.done_ended,
+    "/v1/completions": marks.done_ended,
+    "/v1/responses": marks.responses_ended,
+    "/v1/messages": marks.messages_ended,
+    "/completion": marks.completion_ended,
+    "/completions": marks.completion_ended,
+    "/infill": marks.completion_ended,
+}
+"""How the streams of the engines' paths end."""
+
+
+class Plan(msgspec.Struct):
+    """One attempt at one backend."""
+
+    outgoing: Outgoing
+    transform: ReplyTransform | None
+    """None: the engine's bytes are the client's."""
+    watch: StreamWatch
+    """For the engine's bytes."""
+    streams: bool
+    """The engine answers with a stream, whatever the client gets."""
+    error_body: ErrorBody | None = None
+    """How the engine's errors are shown to this client; None: as they are."""
+
+
+def plan(call: Call, backend: Backend, facts: EngineFacts, clock_ns: Clock = time.time_ns) -> Plan:
+    """What to send to this backend for this call, and what to do with the answer.
+
+    Raises:
+        ClientError: the model of this engine cannot do what is asked for.
+    """
+    if backend.engine is Engine.OLLAMA:
+        return _plan(call, call.route.path, call.body, streams=call.stream)
+    if call.dialect is Dialect.OLLAMA:
+        return _translated(call, facts, clock_ns)
+    return _native(call)
+
+
+def _native(call: Call) -> Plan:
+    path = call.route.path
+    body = call.body if call.exact_keys else msgspec.json.encode(call.fields)
+    added: dict[str, Any] = {"id_slot": -1} if "id_slot" in call.fields else {}
+    transform: ReplyTransform | None = None
+    streams = call.stream
+    if call.stream:
+        # With timings in every record, the frame that /v1/responses sends in any case would keep those of the progress.
+        odd = path == "/v1/responses" and call.fields.get("timings_per_token")
+        if path in _PROGRESS_PATHS and "return_progress" not in call.fields and not odd:
+            added["return_progress"] = True
+            transform = ProgressFilter(to_end=call.seats > 1)
+    elif can_assemble(path, call.fields, call.seats):
+        added |= added_fields(path)
+        transform, streams = assembler(path), True
+    made = _plan(call, path, splice(body, added), streams=streams)
+    made.transform = transform
+    made.error_body = llama_error(call)
+    return made
+
+
+def _translated(call: Call, facts: EngineFacts, clock_ns: Clock) -> Plan:
+    transform: ReplyTransform
+    if call.route.path in ("/api/embed", "/api/embeddings"):
+        wanted, transform, streams = embed(call, facts), EmbedReply(call, clock_ns), False
+    else:
+        wanted = _wanted(call, facts)
+        read = chat_piece if wanted.path == "/v1/chat/completions" else completion_piece
+        transform, streams = OllamaReply(call, read, clock_ns), True
+    made = _plan(call, wanted.path, msgspec.json.encode(wanted.fields), streams=streams)
+    made.transform = transform
+    made.error_body = llama_error(call)
+    return made
+
+
+def _wanted(call: Call, facts: EngineFacts) -> Translated:
+    return chat(call, facts) if call.route.path == "/api/chat" else generate(call, facts)
+
+
+def _plan(call: Call, path: str, body: bytes, *, streams: bool) -> Plan:
+    # cpp-httplib cuts bodies that say they are a form, which is what `curl -d` says: all of them are JSON.
+    headers: Headers = [("Content-Type", "application/json"), *call.headers]
+    watch = StreamWatch(_ENDED.get(path) if streams else None)
+    return Plan(outgoing=Outgoing("POST", path, headers, body), transform=None, watch=watch, streams=streams)

@@ -1,0 +1,54 @@
+"""Owns what every dialect's reader finds in a request body. Must not know any dialect."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from scheduler.domain import Engine, Operation
+
+
+class Reading(msgspec.Struct):
+    """What routing needs to know of a body."""
+
+    model: str | None
+    stream: bool = False
+    seats: int = 1
+    operation: Operation | None = None
+    """Where it is not the route's: LOAD, UNLOAD."""
+    unsupported: dict[Engine, str] = {}
+    image_bytes: int = 0
+
+
+def names(text: str) -> tuple[str, ...]:
+    """A table of names, written as one text for the sake of its readers."""
+    return tuple(text.split())
+
+
+def count(value: object) -> int:
+    """A JSON value as a number of things, at least 1; what is no whole number is the engine's to complain about."""
+    return max(1, value) if isinstance(value, int) and not isinstance(value, bool) else 1
+
+
+def prompts(value: object) -> int:
+    """How many prompts a `prompt` field holds: texts or lists of tokens are one each, a list of tokens is one."""
+    if isinstance(value, list) and any(isinstance(item, str | list | dict) for item in value):
+        return len(value)
+    return 1
+
+
+def image_bytes(messages: object) -> int:
+    """Size of the images in OpenAI's or Anthropic's messages, as encoded."""
+    total = 0
+    for message in messages if isinstance(messages, list) else []:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for part in content if isinstance(content, list) else []:
+            if isinstance(part, Mapping):
+                total += _longest(part.get("image_url")) + _longest(part.get("source"))
+    return total
+
+
+def _longest(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return max((len(text) for text in value.values() if isinstance(text, str)), default=0)
+    return len(value) if isinstance(value, str) else 0

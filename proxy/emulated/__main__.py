@@ -1,0 +1,141 @@
+"""`python -m proxy.emulated`: one emulated engine as a process of its own. Owns the command line only."""
+
+import argparse
+import asyncio
+import math
+import signal
+import sys
+from pathlib import Path
+
+import structlog
+
+from proxy.emulated.emulated_engine import EmulatedEngine
+from proxy.emulated.engine import Departure
+from proxy.emulated.options import EmulatedModel
+from proxy.emulated.step_times import PRESETS
+
+log = structlog.get_logger("slotgate.emulated")
+
+
+def _range(text: str) -> tuple[int, int]:
+    low, _, high = text.partition("-")
+    numbers = int(low), int(high or low)
+    if not 0 < numbers[0] <= numbers[1]:
+        raise argparse.ArgumentTypeError("write N or FROM-TO, from 1 up")
+    return numbers
+
+
+def _speed(text: str) -> float:
+    speed = float(text)
+    if not speed > 0 or math.isnan(speed):
+        raise argparse.ArgumentTypeError("write a number above 0, or inf")
+    return speed
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The options of the command line."""
+    parser = argparse.ArgumentParser(prog="python -m proxy.emulated", description=__doc__)
+    add = parser.add_argument
+    add("--api", choices=("llama-server", "ollama"), default="llama-server")
+    add("--listen", default="127.0.0.1:0", metavar="HOST:PORT|unix:/PATH", help="port 0: any free one, logged")
+    add("--model", action="append", metavar="NAME", help="may be repeated with --api=ollama")
+    add("--capabilities", default="completion,tools", help="of every model, by comma, in Ollama's words")
+    add("--slots", type=int, default=4, help="parallel sequences (per model)")
+    add("--context", type=int, default=4096, help="tokens per slot")
+    add("--card", choices=sorted(PRESETS), default="4090", help="whose step times are used")
+    add("--speed", type=_speed, default=1.0, help="divides all times; inf: nothing waits")
+    add("--batch", type=int, default=512, help="tokens per step at most")
+    add("--seed", type=int, default=0, help="of the pseudo text")
+    add("--answer-tokens", type=_range, default=(128, 128), metavar="N|FROM-TO", help="when answers end by themselves")
+    add("--api-key-file", type=Path, help="one key per line")
+    add("--load", type=float, default=0.0, metavar="SECONDS", help="time to load a model")
+    add("--max-loaded", type=int, default=3, help="Ollama: models in memory")
+    add("--max-queue", type=int, default=512, help="Ollama: requests that may wait for loads")
+    add(
+        "--keep-alive", type=float, default=300.0, metavar="SECONDS", help="Ollama: idle time until a model is unloaded"
+    )
+    add(
+        "--departure",
+        choices=[kind.value for kind in Departure],
+        default=Departure.LAZY.value,
+        help="how clients that left are noticed",
+    )
+    add("--embeddings", action="store_true")
+    add("--reranking", action="store_true")
+    add("--infill", action="store_true")
+    add("--no-metrics", action="store_true")
+    add("--slot-save-path", default="", metavar="DIR")
+    add("--faults", action="store_true", help="have /emulated/faults")
+    add("--uvloop", action="store_true", help="run on uvloop")
+    return parser
+
+
+def make_engine(arguments: argparse.Namespace) -> EmulatedEngine:
+    """The engine that the command line describes.
+
+    Raises:
+        OSError: the key file cannot be read.
+    """
+    capabilities = tuple(arguments.capabilities.split(","))
+    keys = arguments.api_key_file.read_text().split() if arguments.api_key_file else []
+    engine = EmulatedEngine(
+        arguments.api,
+        listen=arguments.listen,
+        models=[EmulatedModel(name, capabilities=capabilities) for name in arguments.model or ["emulated"]],
+        slots=arguments.slots,
+        context=arguments.context,
+        card=PRESETS[arguments.card],
+        speed=arguments.speed,
+        batch=arguments.batch,
+        seed=arguments.seed,
+        answer_tokens=arguments.answer_tokens,
+        api_keys=tuple(keys),
+        load_s=arguments.load,
+        max_loaded=arguments.max_loaded,
+        max_queue=arguments.max_queue,
+        keep_alive_s=arguments.keep_alive,
+        departure=Departure(arguments.departure),
+        embeddings=arguments.embeddings,
+        reranking=arguments.reranking,
+        infill=arguments.infill,
+        metrics=not arguments.no_metrics,
+        save_path=arguments.slot_save_path,
+        fault_route=arguments.faults,
+    )
+    engine.dies_for_real = True
+    return engine
+
+
+async def run(engine: EmulatedEngine) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Raises:
+        OSError: the address cannot be had.
+    """
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with engine:
+        log.info("listening", url=engine.url, api=engine.options.api, slots=engine.options.slots)
+        await stopped.wait()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run; the exit status."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        engine = make_engine(arguments)
+        if arguments.uvloop:
+            import uvloop
+
+            uvloop.run(run(engine))
+        else:
+            asyncio.run(run(engine))
+    except (OSError, ValueError) as error:
+        log.error("cannot start", error=str(error), listen=arguments.listen)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

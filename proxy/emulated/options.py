@@ -1,0 +1,70 @@
+"""What an emulated engine can be made to be. Owns the names, units and defaults; must not know how they are used."""
+
+import math
+
+import msgspec
+
+from proxy.emulated.engine import Departure
+from proxy.emulated.step_times import PRESETS, StepTimes
+
+
+class EmulatedModel(msgspec.Struct, frozen=True):
+    """One model that an emulated engine has."""
+
+    name: str
+    capabilities: tuple[str, ...] = ("completion", "tools")
+    """In Ollama's words: completion, tools, embedding, insert."""
+    parameters: int = 8_030_261_248
+    size_bytes: int = 4_661_224_676
+    family: str = "llama"
+    quantization: str = "Q4_0"
+    train_context: int = 131_072
+    embedding_length: int = 64
+
+    @property
+    def tagged(self) -> str:
+        """The name with its tag."""
+        return self.name if ":" in self.name else f"{self.name}:latest"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """One emulated engine."""
+
+    api: str = "llama-server"
+    """`llama-server` or `ollama`."""
+    models: tuple[EmulatedModel, ...] = (EmulatedModel("emulated"),)
+    """llama-server has the first only."""
+    slots: int = 4
+    """Parallel sequences (-np; OLLAMA_NUM_PARALLEL per model)."""
+    context: int = 4096
+    """Tokens per slot."""
+    card: StepTimes = PRESETS["4090"]
+    speed: float = math.inf
+    """Divides all step, load and copy times; infinity: nothing waits."""
+    batch: int = 512
+    seed: int = 0
+    answer_tokens: tuple[int, int] = (128, 128)
+    """Tokens after which an answer ends by itself: from, to."""
+    departure: Departure = Departure.LAZY
+    quiet_s: float = 1.0
+    """How long nothing may happen until a lazy engine looks whether clients are still there."""
+    api_keys: tuple[str, ...] = ()
+    """Empty: no key is asked for."""
+    load_s: float = 0.0
+    """Loading a model: before the engine is ready (llama-server), or at the first request (Ollama)."""
+    max_loaded: int = 3
+    max_queue: int = 512
+    """Ollama: requests that may wait for a load."""
+    keep_alive_s: float = 300.0
+    """Ollama: how long an idle model stays; negative: for ever."""
+    embeddings: bool = False
+    reranking: bool = False
+    infill: bool = False
+    metrics: bool = True
+    save_path: str = ""
+    """Directory for saved slots; empty: saving is off."""
+    fault_route: bool = False
+    """Whether /emulated/faults exists."""
+    version: str = "0.33.0"
+    idle_timeout_s: float = 5.0
+    """llama-server closes a connection that is idle for so long."""

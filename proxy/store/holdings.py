@@ -1,0 +1,161 @@
+"""What this proxy holds at each backend and what it last heard of the others. Knows no connection and no script.
+
+It is the truth that is told to the store after trouble, and what claims are decided on while the store is gone.
+"""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from enum import Enum
+
+import msgspec
+
+
+class Stand(Enum):
+    """Where a lease stands between this proxy and the store."""
+
+    ASKED = "asked"  # a claim is under way: the store may or may not have it
+    HELD = "held"
+    GONE = "gone"  # given back or given up, but the store has not said yet that it knows
+
+
+class Holding(msgspec.Struct):
+    """Seats that one nonce takes."""
+
+    seats: int
+    epoch: int
+    limit: int
+    """The running limit that its claim named."""
+    stand: Stand = Stand.ASKED
+    void: bool = False
+    """The engine it ran on was restarted: it counts no more, but its owner still has to release it."""
+    lost_told: bool = False
+    gone_at_s: float = 0.0
+
+
+class Seen(msgspec.Struct):
+    """What the store last said of a backend."""
+
+    elsewhere: int = 0
+    draining: bool = False
+    flag_missing: bool = False
+    """The store has no word on draining: it never had, or it lost its data."""
+    epoch: int | None = None
+    limit: int | None = None
+    at_s: float = float("-inf")
+    """Time of the event loop."""
+
+
+def fair_share(limit: int, proxies: int, rank: int, backend_id: str) -> int:
+    """How many of `limit` seats are this proxy's while proxies cannot talk: an equal part, and one of the rest.
+
+    Who gets the rest is shifted by the backend's name, so that it is not always the same proxy. Over all ranks the
+    shares add up to the limit exactly.
+    """
+    equal, rest = divmod(limit, proxies)
+    turn = (rank + zlib.crc32(backend_id.encode())) % proxies
+    return equal + (1 if turn < rest else 0)
+
+
+class Holdings:
+    """Leases of this proxy by backend and nonce, and the last word of the store on each backend."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, dict[str, Holding]] = {}
+        self.seen: dict[str, Seen] = {}
+
+    def ask(self, backend_id: str, nonce: str, seats: int, epoch: int, limit: int) -> Holding:
+        """A claim goes out. Said again for a nonce that is held, it changes nothing."""
+        held = self._held.setdefault(backend_id, {})
+        holding = held.get(nonce)
+        if holding is None or holding.stand is Stand.GONE:
+            holding = held[nonce] = Holding(seats, epoch, limit)
+        return holding
+
+    def give_back(self, backend_id: str, nonce: str, now_s: float) -> bool:
+        """Mark a lease or a claim as gone until the store has confirmed it (`forget`). False: it was not there."""
+        holding = self.of(backend_id).get(nonce)
+        if holding is None or holding.stand is Stand.GONE:
+            return False
+        holding.stand, holding.gone_at_s = Stand.GONE, now_s
+        return True
+
+    def forget(self, backend_id: str, nonce: str) -> None:
+        """The store has no such lease any more."""
+        held = self._held.get(backend_id, {})
+        held.pop(nonce, None)
+        if not held:
+            self._held.pop(backend_id, None)
+
+    def of(self, backend_id: str) -> dict[str, Holding]:
+        """Holdings at a backend by nonce; do not change it."""
+        return self._held.get(backend_id, {})
+
+    def seats(self, backend_id: str) -> int:
+        """Seats held for certain at a backend."""
+        return sum(one.seats for one in self.of(backend_id).values() if one.stand is Stand.HELD and not one.void)
+
+    def seats_possible(self, backend_id: str) -> int:
+        """Seats that the store can rightly have of us: held, asked for, or on their way back."""
+        return sum(one.seats for one in self.of(backend_id).values() if not one.void)
+
+    def backends(self) -> list[str]:
+        """Backends at which the store may have something of ours, sorted."""
+        return sorted(self._held)
+
+    def hear(self, backend_id: str, now_s: float, reply: Sequence[int]) -> Seen:
+        """Keep what a script said: total, mine, draining (-1: no word); from all but `occupancy` also epoch (-1: none)
+        and limit.
+        """
+        seen = self.seen.setdefault(backend_id, Seen())
+        seen.elsewhere, seen.flag_missing, seen.at_s = reply[0] - reply[1], reply[2] < 0, now_s
+        if not seen.flag_missing:
+            seen.draining = reply[2] == 1
+        if len(reply) > 3:
+            seen.epoch = reply[3] if reply[3] >= 0 else None
+            seen.limit = reply[4]
+            self._void_older(backend_id, seen.epoch)
+        return seen
+
+    def decide_alone(
+        self, backend_id: str, nonce: str, *, share_of: int, rank: int, others_known: bool, now_s: float
+    ) -> tuple[bool, int]:
+        """Grant or refuse an asked claim without the store. Returns (granted, seats held here afterwards).
+
+        `share_of` proxies split the running limit. While what is known of others is fresh (`others_known`), their seats
+        count too: one of them may hold more than its share since before the trouble.
+        """
+        holding = self.of(backend_id)[nonce]
+        seen = self.seen.setdefault(backend_id, Seen())
+        if seen.epoch is None or holding.epoch > seen.epoch:
+            seen.epoch = holding.epoch
+        self._void_older(backend_id, seen.epoch)
+        mine = self.seats(backend_id)
+        if holding.stand is Stand.HELD and not holding.void:
+            return True, mine  # said again
+        limit = holding.limit if seen.limit is None else min(holding.limit, seen.limit)
+        room = fair_share(limit, share_of, rank, backend_id)
+        if others_known:
+            room = min(room, limit - seen.elsewhere)
+        if holding.void or seen.draining or (holding.seats > 0 and mine + holding.seats > room):
+            self.give_back(backend_id, nonce, now_s)  # the lost claim may yet have been granted
+            return False, mine
+        holding.stand = Stand.HELD
+        return True, mine + holding.seats
+
+    def prune(self, keep: Iterable[str], *, seen_before_s: float, gone_before_s: float) -> None:
+        """Forget backends that nobody has spoken of since a time, and what was given back so long ago that the store
+        cannot have it any more.
+        """
+        for backend_id in self.backends():
+            for nonce, holding in list(self.of(backend_id).items()):
+                if holding.stand is Stand.GONE and holding.gone_at_s < gone_before_s:
+                    self.forget(backend_id, nonce)
+        wanted = {*keep, *self._held}
+        for backend_id in [name for name, seen in self.seen.items() if seen.at_s < seen_before_s]:
+            if backend_id not in wanted:
+                del self.seen[backend_id]
+
+    def _void_older(self, backend_id: str, epoch: int | None) -> None:
+        for holding in self.of(backend_id).values():
+            if epoch is not None and holding.epoch < epoch:
+                holding.void = True

@@ -1,0 +1,49 @@
+"""Names of all keys of a fleet and how long each may live. The only place where a key is spelled.
+
+All share one hash tag, so that in a cluster they live on one node and a script may touch several.
+"""
+
+import re
+
+FLEET_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+DRAINING_TTL_MS = 7 * 24 * 3_600_000
+"""The draining flag outlives every proxy that knows the backend by a week: longer than any maintenance, yet bounded."""
+
+RECORD_TTL_MIN_MS = 60_000
+RECORD_LEASE_TTLS = 4
+"""A backend's record lives this many lease times after its last heartbeat. It must outlive every lease, since it holds
+the epoch that fences them."""
+
+
+class Keys:
+    """Key names of one fleet."""
+
+    def __init__(self, fleet: str) -> None:
+        """Check the name of the fleet.
+
+        Raises:
+            ValueError: the name cannot go into a hash tag.
+        """
+        if not FLEET_NAME.fullmatch(fleet):
+            raise ValueError(f"fleet {fleet!r}: use 1 to 64 letters, digits, dots, dashes or underscores")
+        self.tag = f"{{slotgate:{fleet}}}"
+        self.proxies = f"{self.tag}:proxies"
+        self.backends = f"{self.tag}:backends"
+
+    def leases(self, backend_id: str) -> str:
+        """Sorted set of seats taken at a backend."""
+        return f"{self.tag}:leases:{backend_id}"
+
+    def backend(self, backend_id: str) -> str:
+        """Hash with the epoch, the limit and the facts of a backend."""
+        return f"{self.tag}:backend:{backend_id}"
+
+    def draining(self, backend_id: str) -> str:
+        """`1` while a backend gets no new work, `0` after that was lifted."""
+        return f"{self.tag}:draining:{backend_id}"
+
+
+def record_ttl_ms(lease_ttl_ms: int) -> int:
+    """How long a backend's record lives after its last heartbeat, in ms."""
+    return max(RECORD_TTL_MIN_MS, RECORD_LEASE_TTLS * lease_ttl_ms)

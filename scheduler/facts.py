@@ -1,0 +1,182 @@
+"""What happens to backends: folds facts (probes, the store's numbers, failed attempts) into the replica.
+
+Knows nothing of requests; where a fact leaves claims without a backend, it returns the ids of their requests.
+"""
+
+from math import inf
+
+from scheduler.deadlines import Deadlines
+from scheduler.domain import Backend, Failure, Report
+from scheduler.effects import Effect, HealthChanged, Look
+from scheduler.events import ClaimRefused, OccupancyReported
+from scheduler.health import DRAINING_AFTER, Life, Signal
+from scheduler.leases import Lease
+from scheduler.matching import Matching
+from scheduler.policy import Policy
+from scheduler.replica import BackendState, Replica
+from scheduler.seats import Seats
+
+NOT_NOW = frozenset({Failure.LOADING, Failure.OVERLOADED})
+"""Failures by which a healthy engine says: later."""
+
+
+class Facts:
+    """Everything that changes the replica, except leases."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        replica: Replica,
+        seats: Seats,
+        matching: Matching,
+        deadlines: Deadlines,
+        effects: list[Effect],
+    ) -> None:
+        self.policy = policy
+        self._replica = replica
+        self._seats = seats
+        self._matching = matching
+        self._deadlines = deadlines
+        self._effects = effects
+
+    def changed(self, backend: Backend, now_s: float) -> list[str]:
+        """A backend joined, or its facts changed. An epoch older than the known one: stale, dropped."""
+        state = self._replica.get(backend.id)
+        orphans: list[str] = []
+        if state is None:
+            state = self._replica.join(backend)
+        elif backend == state.backend or backend.epoch < state.backend.epoch:
+            return []
+        elif backend.epoch > state.backend.epoch:
+            orphans = self._seats.void(backend.id, now_s)
+            self._start_anew(state)
+            state.life = Life(state.life.condition, state.life.draining)
+        state.backend = backend
+        self._shake(state)
+        return orphans
+
+    def left(self, backend_id: str, now_s: float) -> list[str]:
+        """A backend is gone for good."""
+        state = self._replica.get(backend_id)
+        if state is None:
+            return []
+        orphans = self._seats.void(backend_id, now_s)
+        self._start_anew(state)
+        self._replica.leave(backend_id)
+        self._matching.shake()
+        return orphans
+
+    def signalled(self, backend_id: str, signal: Signal, now_s: float, because: str = "") -> list[str]:
+        """A signal moves a backend through its life."""
+        state = self._replica.get(backend_id)
+        if state is None:
+            return []
+        before = state.life
+        state.life = before.after(signal, self.policy.failures_until_down)
+        if signal in DRAINING_AFTER:
+            state.draining_since_s = now_s
+        orphans: list[str] = []
+        if signal is Signal.EXITED:
+            orphans = self._seats.void(backend_id, now_s)
+        if signal is Signal.EXITED or signal is Signal.STARTED:
+            self._start_anew(state)
+        if state.life.health is not before.health:
+            self._effects.append(HealthChanged(backend_id, before.health, state.life.health, because or signal.value))
+        if (state.life.condition, state.life.draining) != (before.condition, before.draining):
+            self._shake(state)
+        return orphans
+
+    def reported(self, report: Report, now_s: float) -> None:
+        """A look came back. Of another epoch, or begun before the last accepted one: dropped."""
+        backend_id = report.backend_id
+        state = self._replica.get(backend_id)
+        if state is None or report.epoch != state.backend.epoch or report.asked_at_s < state.report_asked_s:
+            return
+        for nonce in state.learn_report(report, self._replica.ledger, now_s):
+            self._seats.seen_idle(nonce, now_s)
+        if report.busy_slots is not None and self._seats.any_abandoned(backend_id):
+            self._effects.append(Look(backend_id, now_s + self.policy.look_after_s))
+        self._replica.touch(backend_id)
+        self._matching.free(backend_id)
+
+    def occupancy(self, event: OccupancyReported, now_s: float) -> None:
+        """The store's numbers. Asked for before we last heard from the store: dropped.
+
+        Claims of ours that were granted or released since do not matter: the number is about the others. A refused
+        claim does: it brought a newer number.
+        """
+        state = self._replica.get(event.backend_id)
+        if state is None:
+            return
+        is_newer = event.asked_at_s >= state.draining_since_s  # else another wish was heard here meanwhile
+        if is_newer and event.draining is not None and event.draining is not state.life.draining:
+            signal = Signal.DRAIN if event.draining else Signal.UNDRAIN
+            self.signalled(event.backend_id, signal, now_s, f"{signal.value}: the store says so")
+        if event.asked_at_s >= state.elsewhere_asked_s:
+            self._learn_elsewhere(state, event.seats_elsewhere, event.asked_at_s, now_s)
+
+    def refused(self, lease: Lease, event: ClaimRefused, now_s: float) -> None:
+        """The store refused a claim of the present epoch. Whatever the reason, it must not be repeated at once."""
+        state = self._replica.get(lease.backend_id)
+        if state is None:
+            return
+        self._learn_elsewhere(state, event.seats_elsewhere, now_s, now_s)
+        if event.draining and state.draining_since_s <= lease.claimed_s:
+            self.signalled(lease.backend_id, Signal.DRAIN, now_s, "drain: the store says so")
+        elif self._replica.view(lease.backend_id).room >= lease.seats:
+            state.pause(now_s, self.policy.refused_pause_s)
+            self._cooled(state)
+
+    def unconfirmed(self, backend_id: str) -> None:
+        """The store has not confirmed for long what other proxies hold: let claims find out."""
+        state = self._replica.get(backend_id)
+        if state is not None:
+            state.learn_elsewhere(0, state.elsewhere_asked_s)
+            self._replica.touch(backend_id)
+            self._matching.free(backend_id)
+
+    def failed(self, backend_id: str, epoch: int, failure: Failure, now_s: float) -> None:
+        """An attempt failed at an engine. If another one runs there by now, it is not to blame."""
+        state = self._replica.get(backend_id)
+        if state is None or state.backend.epoch != epoch:
+            return
+        if failure in NOT_NOW:
+            state.pause(now_s, self.policy.cool_down_s)
+        else:
+            self.signalled(backend_id, Signal.FAILED, now_s, f"an attempt failed: {failure.value}")
+            state.fail(now_s, self.policy.cool_down_s, self.policy.cool_down_max_s)
+        self._cooled(state)
+
+    def answered(self, backend_id: str, epoch: int, now_s: float) -> None:
+        """An attempt got its first byte."""
+        state = self._replica.get(backend_id)
+        if state is None or state.backend.epoch != epoch or not (state.strikes or state.life.failures):
+            return
+        self.signalled(backend_id, Signal.SUCCEEDED, now_s, "an attempt succeeded")
+        if state.recover():
+            self._deadlines.cancel(("cool", backend_id))
+            self._shake(state)
+
+    def _learn_elsewhere(self, state: BackendState, seats: int, asked_at_s: float, now_s: float) -> None:
+        backend_id = state.backend.id
+        if seats > 0:
+            self._deadlines.set(("fresh", backend_id), now_s + self.policy.elsewhere_fresh_s)
+        elif state.seats_elsewhere:
+            self._deadlines.cancel(("fresh", backend_id))
+        state.learn_elsewhere(seats, asked_at_s)
+        self._replica.touch(backend_id)
+        self._matching.free(backend_id)
+
+    def _cooled(self, state: BackendState) -> None:
+        if state.cooling_until_s != -inf:
+            self._deadlines.set(("cool", state.backend.id), state.cooling_until_s)
+        self._shake(state)
+
+    def _start_anew(self, state: BackendState) -> None:
+        state.reset()
+        self._deadlines.cancel(("cool", state.backend.id))
+        self._deadlines.cancel(("fresh", state.backend.id))
+
+    def _shake(self, state: BackendState) -> None:
+        self._replica.touch(state.backend.id)
+        self._matching.shake()

@@ -1,0 +1,195 @@
+"""The ledger of leases: who holds how many seats of which backend. Knows nothing of health, policies or requests' fate.
+
+A lease lives like this; every arrow happens at most once, and whoever removes a granted lease owes the store one
+Release:
+
+    CLAIMING --granted--> HELD --ended--> gone (Release)
+        |                   `--client left, attempt died--> ABANDONED --seen idle, grace over, restart--> gone (Release)
+        |--refused--> gone (nothing to give back)
+        `--nobody wants it any more--> UNWANTED --granted--> gone (Release), or --refused--> gone
+
+An ABANDONED lease still counts: the engine works on until it notices. An UNWANTED one counts as long as the engine it
+was meant for is the same, because the store may grant it any moment. `void` is the restart: nothing of the old engine
+counts any more, and what the store has not answered yet waits as UNWANTED for its answer.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from enum import StrEnum
+from math import inf
+
+import msgspec
+
+ENDED_KEPT = 512
+"""Leases ended since the last report that are remembered per backend: at 200 requests/s more than one poll's worth."""
+
+
+class LeaseState(StrEnum):
+    """Where a lease stands in its life."""
+
+    CLAIMING = "claiming"  # asked of the store; its seats are kept for it here
+    HELD = "held"  # granted; its request is at the engine
+    ABANDONED = "abandoned"  # its request is gone, the engine may still work on it
+    UNWANTED = "unwanted"  # asked of the store, but nobody waits for the answer
+
+
+class Lease(msgspec.Struct, eq=False):
+    """A request's claim on seats of one backend."""
+
+    nonce: str
+    request_id: str
+    backend_id: str
+    epoch: int
+    """Of the backend, when claimed."""
+    seats: int
+    model: str | None
+    claimed_s: float
+    state: LeaseState = LeaseState.CLAIMING
+    since_s: float = 0.0
+    """When it entered its state."""
+    granted_s: float = inf
+    committed: bool = False
+    """The first byte of the answer went to the client."""
+    counted: bool = True
+    """Its seats count as taken."""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """A lease that was at the engine and is gone; needed to read reports that were asked for before."""
+
+    granted_s: float
+    released_s: float
+    seats: int
+
+
+class Ledger:
+    """All leases of this proxy. Unknown nonces are answered with None, never with an error: events may come twice."""
+
+    def __init__(self) -> None:
+        self._leases: dict[str, Lease] = {}
+        self._by_backend: dict[str, dict[str, Lease]] = {}
+        self._seats: dict[str, int] = {}
+        self._ended: dict[str, deque[Ended]] = {}
+        self._forgotten_until_s: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases.values())
+
+    def get(self, nonce: str) -> Lease | None:
+        """The lease, if it is still there."""
+        return self._leases.get(nonce)
+
+    def of(self, backend_id: str) -> list[Lease]:
+        """Leases at a backend, oldest claim first."""
+        return list(self._by_backend.get(backend_id, {}).values())
+
+    def seats(self, backend_id: str) -> int:
+        """Seats taken at a backend by this proxy."""
+        return self._seats.get(backend_id, 0)
+
+    def claim(self, lease: Lease) -> None:
+        """Keep seats for a claim that is on its way to the store."""
+        lease.since_s = lease.claimed_s
+        self._leases[lease.nonce] = lease
+        self._by_backend.setdefault(lease.backend_id, {})[lease.nonce] = lease
+        self._seats[lease.backend_id] = self._seats.get(lease.backend_id, 0) + lease.seats
+
+    def grant(self, nonce: str, now_s: float) -> Lease | None:
+        """The store said yes. None: unknown, or said before. An UNWANTED lease comes back as such, to be released."""
+        lease = self._leases.get(nonce)
+        if lease is None or lease.granted_s != inf:
+            return None
+        lease.granted_s = now_s
+        if lease.state is LeaseState.CLAIMING:
+            lease.state = LeaseState.HELD
+            lease.since_s = now_s
+        return lease
+
+    def refuse(self, nonce: str) -> Lease | None:
+        """The store said no: the lease is gone and nothing is owed. None: unknown, or granted before."""
+        lease = self._leases.get(nonce)
+        if lease is None or lease.granted_s != inf:
+            return None
+        self._remove(lease)
+        return lease
+
+    def disown(self, nonce: str, now_s: float) -> None:
+        """Nobody waits for the store's answer any more."""
+        lease = self._leases.get(nonce)
+        if lease is not None and lease.state is LeaseState.CLAIMING:
+            lease.state = LeaseState.UNWANTED
+            lease.since_s = now_s
+
+    def abandon(self, nonce: str, now_s: float) -> None:
+        """Nobody waits for the engine's answer any more; the engine may not know yet."""
+        lease = self._leases.get(nonce)
+        if lease is not None and lease.state is LeaseState.HELD:
+            lease.state = LeaseState.ABANDONED
+            lease.since_s = now_s
+
+    def release(self, nonce: str, now_s: float, *, remember: bool = False) -> Lease | None:
+        """Remove a granted lease; the caller owes the store one Release. None: nothing to give back.
+
+        `remember`: the backend reports its slots, and a report asked for before now may still show this lease.
+        """
+        lease = self._leases.get(nonce)
+        if lease is None or lease.granted_s == inf:
+            return None
+        self._remove(lease)
+        if remember and lease.state is not LeaseState.UNWANTED:
+            ended = self._ended.setdefault(lease.backend_id, deque())
+            ended.append(Ended(lease.granted_s, now_s, lease.seats))
+            if len(ended) > ENDED_KEPT:
+                self._forgotten_until_s[lease.backend_id] = ended.popleft().released_s
+        return lease
+
+    def void(self, backend_id: str, now_s: float) -> list[Lease]:
+        """The engine is gone or another one: remove its granted leases and return them, oldest first.
+
+        Claims still on their way are disowned and no longer count.
+        """
+        granted = []
+        for lease in self.of(backend_id):
+            if lease.granted_s != inf:
+                self._remove(lease)
+                granted.append(lease)
+                continue
+            if lease.counted:
+                lease.counted = False
+                self._uncount(lease)
+            if lease.state is LeaseState.CLAIMING:
+                lease.state = LeaseState.UNWANTED
+                lease.since_s = now_s
+        self._ended.pop(backend_id, None)
+        self._forgotten_until_s.pop(backend_id, None)
+        return granted
+
+    def ended_after(self, backend_id: str, asked_at_s: float) -> list[Ended] | None:
+        """Leases that ended after a look began; None: too many have ended since to tell."""
+        if asked_at_s < self._forgotten_until_s.get(backend_id, -inf):
+            return None
+        return [ended for ended in self._ended.get(backend_id, ()) if ended.released_s > asked_at_s]
+
+    def forget_ended(self, backend_id: str, until_s: float) -> None:
+        """Drop the memory of leases that ended by then: no report that is still accepted can show them."""
+        ended = self._ended.get(backend_id)
+        while ended and ended[0].released_s <= until_s:
+            ended.popleft()
+        if not ended:
+            self._ended.pop(backend_id, None)
+
+    def _remove(self, lease: Lease) -> None:
+        del self._leases[lease.nonce]
+        leases = self._by_backend[lease.backend_id]
+        del leases[lease.nonce]
+        if lease.counted:
+            self._uncount(lease)
+        if not leases:
+            del self._by_backend[lease.backend_id]
+            self._seats.pop(lease.backend_id, None)
+
+    def _uncount(self, lease: Lease) -> None:
+        self._seats[lease.backend_id] -= lease.seats

@@ -1,0 +1,88 @@
+"""Reading a report against our own leases: what of the engine's busy slots is ours, what is foreign, what went idle.
+
+Pure arithmetic over one report; knows neither where reports come from nor what is done with the result.
+
+A look takes time: it shows the engine at some moment between `asked_at_s` and now. So our leases fall into groups.
+
+*Known* ones had been dispatched when the look began. They are ours in it, also those that ended while it was under way:
+counted as foreign, they would block seats that are free.
+
+*Doubtful* ones were dispatched while the look was under way: it may show them or not. They must not hide foreign use,
+so what they could explain is first taken as foreign. That errs to the safe side (the engine's own queue stays empty)
+and costs nothing while they run, as their own seats are taken anyway. When such a lease ends, the doubt about it ends
+with it, down to `foreign_least`, which is what the report proves even if it showed all of them.
+
+*Abandoned* ones may be busy or not; that is what the look is for. Busy slots beyond those of live leases are put down
+to abandoned ones first. Only seats that are then still unexplained by any busy slot are proven idle.
+
+Requests in the engine's own queue count as busy slots: they will take the next ones that fall free.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from scheduler.leases import Ended, Lease, LeaseState
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a report says once our own leases are taken out of it. Seats."""
+
+    idle: tuple[str, ...]
+    """Nonces of abandoned leases whose seats are proven idle, oldest first."""
+    unexplained: int
+    """Busy slots beyond our own leases: held by other proxies, or foreign."""
+    doubtful: int
+    """How many of these may be our own requests after all, dispatched while the look was under way and still here."""
+    doubtful_ended: int
+    """The same for requests that began and ended while the look was under way."""
+
+
+def read(
+    busy: int, asked_at_s: float, leases: Iterable[Lease], ended: Iterable[Ended], seats_elsewhere: int
+) -> Reading:
+    """Read a report.
+
+    Args:
+        busy: slots busy in the engine plus requests in its own queue.
+        asked_at_s: when the look began.
+        leases: ours at this backend now.
+        ended: those of ours that ended since the look began.
+        seats_elsewhere: seats that other proxies hold, as last told.
+    """
+    live = known = doubtful = 0
+    abandoned: list[Lease] = []
+    for lease in leases:
+        if lease.state is LeaseState.HELD:
+            if lease.granted_s <= asked_at_s:
+                live += lease.seats
+            else:
+                doubtful += lease.seats
+        elif lease.state is LeaseState.ABANDONED:
+            if lease.since_s < asked_at_s:
+                abandoned.append(lease)
+            elif lease.granted_s <= asked_at_s:
+                known += lease.seats
+            else:
+                doubtful += lease.seats
+    idle = _proven_idle(abandoned, busy - live - seats_elsewhere)
+    known += live + sum(lease.seats for lease in abandoned if lease.nonce not in idle)
+    doubtful_ended = 0
+    for past in ended:
+        if past.granted_s <= asked_at_s:
+            known += past.seats
+        else:
+            doubtful_ended += past.seats
+    return Reading(tuple(idle), max(0, busy - known), doubtful, doubtful_ended)
+
+
+def _proven_idle(abandoned: list[Lease], busy_beyond_live: int) -> list[str]:
+    """Abandoned leases that no busy slot is left for."""
+    abandoned.sort(key=lambda lease: (lease.since_s, lease.claimed_s, lease.nonce))
+    proven = sum(lease.seats for lease in abandoned) - max(0, busy_beyond_live)
+    idle = []
+    for lease in abandoned:
+        if lease.seats <= proven:
+            proven -= lease.seats
+            idle.append(lease.nonce)
+    return idle

@@ -1,0 +1,199 @@
+"""The local picture of the fleet: what is known of each backend, folded into the snapshot that decisions see.
+
+Knows nothing of requests; seats taken by this proxy are read from the ledger. Views are rebuilt only for backends that
+changed (`touch`), since most events change one of many.
+"""
+
+from math import inf
+
+from scheduler.domain import Backend, BackendView, Report, Residency, SlotState, Snapshot
+from scheduler.health import Life
+from scheduler.leases import Lease, Ledger
+from scheduler.reconcile import read
+
+
+class BackendState:
+    """Everything known of one backend that changes. Times are seconds on the scheduler's scale."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.life = Life()
+        self.draining_since_s = -inf
+        """When the drain flag was last set or cleared."""
+        self.strikes = 0
+        """Failures, each after the pause for the one before, since the last success."""
+        self.cooling_until_s = -inf
+        self.cooling_firm = False
+        self.seats_elsewhere = 0
+        self.elsewhere_asked_s = -inf
+        """When the store was asked for the number above."""
+        self.elsewhere_explains = 0
+        """Its largest value since the report before the last: what the last report may show of other proxies."""
+        self.elsewhere_recent = 0
+        """Its largest value since the last report."""
+        self.report_asked_s = -inf
+        self.reported_s = -inf
+        """When the last accepted look began, and when it came back."""
+        self.unexplained = 0
+        """Busy slots that are not ours, as last reported; see `reconcile`."""
+        self.unexplained_least = 0
+        """What of that stays when every doubt is resolved in our favour."""
+        self.slots: tuple[SlotState, ...] = ()
+        self.residencies: tuple[Residency, ...] = ()
+        self.last_used_s = -inf
+        self.held_for = ""
+
+    @property
+    def reports_slots(self) -> bool:
+        """Whether reports tell which slots are busy."""
+        return self.backend.slot_source == "slots"
+
+    @property
+    def usable(self) -> bool:
+        """Alive and taking new work."""
+        return self.life.takes_requests and not self.life.draining
+
+    def fail(self, now_s: float, first_s: float, longest_s: float) -> None:
+        """An attempt failed: pause, longer with each failure that comes after the pause for the one before.
+
+        Failures during a pause are echoes of the same fault (all requests that ran there when it broke).
+        """
+        if now_s < self.cooling_until_s and not self.cooling_firm:
+            return
+        self.strikes += 1
+        self._cool(now_s + min(longest_s, first_s * 2.0 ** min(self.strikes - 1, 30)), firm=False)
+
+    def pause(self, now_s: float, pause_s: float) -> None:
+        """The engine or the store said not now."""
+        self._cool(now_s + pause_s, firm=True)
+
+    def recover(self) -> bool:
+        """An attempt got an answer; returns whether that ended a pause. A pause that was asked for goes on."""
+        self.strikes = 0
+        if self.cooling_firm or self.cooling_until_s == -inf:
+            return False
+        self.cooling_until_s = -inf
+        return True
+
+    def reset(self) -> None:
+        """Another engine process: nothing that was seen of the one before holds."""
+        self.strikes = 0
+        self.cooling_until_s = -inf
+        self.cooling_firm = False
+        self.seats_elsewhere = self.elsewhere_explains = self.elsewhere_recent = 0
+        self.unexplained = self.unexplained_least = 0
+        self.slots = ()
+        self.residencies = ()
+
+    def learn_elsewhere(self, seats: int, asked_at_s: float) -> None:
+        """Take the store's number of seats that other proxies hold."""
+        self.seats_elsewhere = seats
+        self.elsewhere_asked_s = asked_at_s
+        self.elsewhere_explains = max(self.elsewhere_explains, seats)
+        self.elsewhere_recent = max(self.elsewhere_recent, seats)
+
+    def learn_report(self, report: Report, ledger: Ledger, now_s: float) -> tuple[str, ...]:
+        """Take a report in; returns the nonces of abandoned leases that it proves idle."""
+        self.report_asked_s = report.asked_at_s
+        self.reported_s = now_s
+        self.slots = report.slots
+        self.residencies = report.residencies
+        self.elsewhere_explains = self.elsewhere_recent
+        self.elsewhere_recent = self.seats_elsewhere
+        if report.busy_slots is None:
+            self.unexplained = self.unexplained_least = 0
+            return ()
+        backend_id = self.backend.id
+        ended = ledger.ended_after(backend_id, report.asked_at_s)
+        ledger.forget_ended(backend_id, report.asked_at_s)
+        busy = report.busy_slots + (report.deferred or 0)
+        reading = read(busy, report.asked_at_s, ledger.of(backend_id), ended or (), self.seats_elsewhere)
+        if ended is not None:
+            self.unexplained_least = max(0, reading.unexplained - reading.doubtful - reading.doubtful_ended)
+            self.unexplained = max(self.unexplained_least, reading.unexplained - reading.doubtful_ended)
+        return reading.idle
+
+    def forget_doubt(self, lease: Lease) -> None:
+        """A lease ended. If the last look may or may not have shown it, what it showed is not foreign any more."""
+        if self.report_asked_s < lease.granted_s <= self.reported_s:
+            self.unexplained = max(self.unexplained_least, self.unexplained - lease.seats)
+
+    def view(self, seats_leased: int) -> BackendView:
+        """The backend as a decision sees it."""
+        return BackendView(
+            self.backend,
+            self.life.health,
+            seats_leased,
+            self.seats_elsewhere,
+            max(0, self.unexplained - self.elsewhere_explains),
+            self.residencies,
+            self.slots,
+            self.last_used_s,
+            self.cooling_until_s,
+            self.cooling_firm,
+            self.life.draining,
+            self.held_for,
+        )
+
+    def _cool(self, until_s: float, *, firm: bool) -> None:
+        if until_s > self.cooling_until_s:
+            self.cooling_until_s = until_s
+            self.cooling_firm = firm
+
+
+class Replica:
+    """All backends, in the order in which they joined."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._states: dict[str, BackendState] = {}
+        self._views: dict[str, BackendView] = {}
+        self._changed: set[str] = set()
+        self._all: tuple[BackendView, ...] = ()
+
+    def get(self, backend_id: str) -> BackendState | None:
+        """The state of a backend, if it is one of the fleet."""
+        return self._states.get(backend_id)
+
+    def states(self) -> list[BackendState]:
+        """All of them."""
+        return list(self._states.values())
+
+    def join(self, backend: Backend) -> BackendState:
+        """A new backend."""
+        state = self._states[backend.id] = BackendState(backend)
+        self._views[backend.id] = state.view(self.ledger.seats(backend.id))
+        self.touch(backend.id)
+        return state
+
+    def leave(self, backend_id: str) -> None:
+        """A backend is gone for good."""
+        del self._states[backend_id], self._views[backend_id]
+        self._changed.discard(backend_id)
+        self._all = tuple(self._views.values())
+
+    def touch(self, backend_id: str) -> None:
+        """Something that its view shows has changed."""
+        if backend_id in self._states:
+            self._changed.add(backend_id)
+
+    def view(self, backend_id: str) -> BackendView:
+        """One backend as of now."""
+        self._refresh()
+        return self._views[backend_id]
+
+    def views(self) -> tuple[BackendView, ...]:
+        """All backends as of now."""
+        self._refresh()
+        return self._all
+
+    def snapshot(self, now_s: float) -> Snapshot:
+        """The fleet as of now."""
+        return Snapshot(now_s, self.views())
+
+    def _refresh(self) -> None:
+        if self._changed:
+            for backend_id in self._changed:
+                self._views[backend_id] = self._states[backend_id].view(self.ledger.seats(backend_id))
+            self._changed.clear()
+            self._all = tuple(self._views.values())

@@ -1,0 +1,119 @@
+"""Taking seats and giving them back: the ledger's arrows together with the effects that they owe the store.
+
+Knows nothing of requests' fate; whoever ends a request says here whether its seat is free or only abandoned.
+"""
+
+from collections.abc import Callable
+
+from scheduler.deadlines import Deadlines
+from scheduler.domain import Backend, Request
+from scheduler.effects import Claim, Effect, Look, Release
+from scheduler.leases import Lease, LeaseState, Ledger
+from scheduler.policy import Policy
+from scheduler.replica import Replica
+
+
+class Seats:
+    """The seats that this proxy holds at all backends.
+
+    Each lease leaves through `_gone`, the one place that emits Release: once per granted claim, never otherwise.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        replica: Replica,
+        deadlines: Deadlines,
+        effects: list[Effect],
+        on_freed: Callable[[str], None],
+    ) -> None:
+        self._ledger = ledger
+        self._replica = replica
+        self._deadlines = deadlines
+        self._effects = effects
+        self._on_freed = on_freed
+        self._claims = 0
+
+    def claim(self, request: Request, backend: Backend, now_s: float) -> Lease:
+        """Keep seats here and ask the store for them."""
+        self._claims += 1
+        nonce = f"{request.id}.{self._claims}"
+        lease = Lease(nonce, request.id, backend.id, backend.epoch, request.seats, request.model, now_s)
+        self._ledger.claim(lease)
+        self._replica.touch(backend.id)
+        self._effects.append(Claim(request.id, backend.id, nonce, request.seats, backend.running_limit, backend.epoch))
+        return lease
+
+    def grant(self, nonce: str, now_s: float) -> Lease | None:
+        """The store granted a claim. None: unknown, said before, or wanted by nobody (then it is given back)."""
+        lease = self._ledger.grant(nonce, now_s)
+        if lease is not None and lease.state is LeaseState.UNWANTED:
+            self.give_back(lease, now_s)
+            return None
+        return lease
+
+    def refuse(self, nonce: str) -> Lease | None:
+        """The store refused a claim: the lease as it was. None: unknown, or said before."""
+        lease = self._ledger.refuse(nonce)
+        if lease is not None and lease.counted:
+            self._freed(lease.backend_id)
+        return lease
+
+    def disown(self, lease: Lease, now_s: float) -> None:
+        """Nobody waits for the store's answer any more; if it is yes, the seats go straight back."""
+        self._ledger.disown(lease.nonce, now_s)
+
+    def give_back(self, lease: Lease, now_s: float) -> None:
+        """The engine is done with a granted lease: its seats are free. Giving back what is gone does nothing."""
+        state = self._replica.get(lease.backend_id)
+        remember = state is not None and state.reports_slots and lease.counted
+        if self._ledger.release(lease.nonce, now_s, remember=remember) is None:
+            return
+        if state is not None and lease.counted:
+            if lease.state is not LeaseState.UNWANTED:
+                state.forget_doubt(lease)
+            self._freed(lease.backend_id)
+        self._gone(lease)
+
+    def abandon(self, lease: Lease, policy: Policy, now_s: float) -> None:
+        """Nobody waits for the engine's answer any more, but the engine may work on: the seats stay taken."""
+        if self._ledger.get(lease.nonce) is None:
+            return  # the engine restarted since: nothing works on
+        self._ledger.abandon(lease.nonce, now_s)
+        state = self._replica.get(lease.backend_id)
+        if state is not None and state.reports_slots:
+            self._effects.append(Look(lease.backend_id, now_s + policy.look_after_s))
+            grace_s = policy.abandoned_limit_s
+        else:
+            grace_s = policy.abandoned_grace_s
+        self._deadlines.set(("grace", lease.nonce), now_s + grace_s)
+
+    def seen_idle(self, nonce: str, now_s: float) -> None:
+        """An abandoned lease's engine is, or must by now be, done with it."""
+        lease = self._ledger.get(nonce)
+        if lease is not None and lease.state is LeaseState.ABANDONED:
+            self.give_back(lease, now_s)
+
+    def any_abandoned(self, backend_id: str) -> bool:
+        """Whether a backend still has seats whose idleness must be seen."""
+        return any(lease.state is LeaseState.ABANDONED for lease in self._ledger.of(backend_id))
+
+    def void(self, backend_id: str, now_s: float) -> list[str]:
+        """The engine is gone, or another one: no seat of it counts any more.
+
+        Returns the ids of the requests whose claims were on their way: they must be placed anew.
+        """
+        claiming = [lease.request_id for lease in self._ledger.of(backend_id) if lease.state is LeaseState.CLAIMING]
+        for lease in self._ledger.void(backend_id, now_s):
+            self._gone(lease)
+        self._freed(backend_id)
+        return claiming
+
+    def _freed(self, backend_id: str) -> None:
+        self._replica.touch(backend_id)
+        self._on_freed(backend_id)
+
+    def _gone(self, lease: Lease) -> None:
+        if lease.state is LeaseState.ABANDONED:
+            self._deadlines.cancel(("grace", lease.nonce))
+        self._effects.append(Release(lease.backend_id, lease.nonce))

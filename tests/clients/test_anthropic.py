@@ -1,0 +1,96 @@
+"""The `anthropic` package against slotgate."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anthropic
+import pytest
+
+from tests.clients.conftest import Stage
+
+MESSAGES: Any = [{"role": "user", "content": "Count from one to five."}]
+TOOLS: Any = [
+    {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    }
+]
+
+
+@pytest.fixture
+def client(slotgate_url: str) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=slotgate_url, api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+async def client_async(slotgate_url: str) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async with anthropic.AsyncAnthropic(base_url=slotgate_url, api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_a_message(client: anthropic.Anthropic, stage: Stage) -> None:
+    answer = client.messages.create(model=stage.model, max_tokens=8, messages=MESSAGES, system="Be brief.")
+    assert answer.content[0].type == "text"
+    assert answer.content[0].text
+    assert (answer.stop_reason, answer.usage.output_tokens) == ("max_tokens", 8)
+
+
+def test_a_streamed_message(client: anthropic.Anthropic, stage: Stage) -> None:
+    with client.messages.stream(model=stage.model, max_tokens=8, messages=MESSAGES) as stream:
+        text = "".join(stream.text_stream)
+        last = stream.get_final_message()
+    assert last.content[0].type == "text"
+    assert text == last.content[0].text
+    assert (last.stop_reason, last.usage.output_tokens) == ("max_tokens", 8)
+
+
+async def test_async_messages(client_async: anthropic.AsyncAnthropic, stage: Stage) -> None:
+    answer = await client_async.messages.create(model=stage.model, max_tokens=4, messages=MESSAGES)
+    assert answer.usage.output_tokens == 4
+    async with client_async.messages.stream(model=stage.model, max_tokens=300, messages=MESSAGES) as stream:
+        async for _ in stream.text_stream:
+            break  # and leaves
+
+
+def test_tools(client: anthropic.Anthropic, stage: Stage) -> None:
+    stage.needs_tools()
+    answer = client.messages.create(model=stage.model, max_tokens=100, messages=MESSAGES, tools=TOOLS)
+    assert answer.stop_reason == "tool_use"
+    block = answer.content[-1]
+    assert block.type == "tool_use"
+    assert (block.name, set(block.input)) == ("get_weather", {"city"})
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "12 degrees"}
+    messages = [
+        *MESSAGES,
+        {"role": "assistant", "content": [block.to_dict()]},
+        {"role": "user", "content": [result]},
+    ]
+    after = client.messages.create(model=stage.model, max_tokens=5, messages=messages, tools=TOOLS)
+    assert after.content[0].type == "text"
+
+
+def test_streamed_tools(client: anthropic.Anthropic, stage: Stage) -> None:
+    stage.needs_tools()
+    with client.messages.stream(model=stage.model, max_tokens=100, messages=MESSAGES, tools=TOOLS) as stream:
+        last = stream.get_final_message()
+    block = last.content[-1]
+    assert block.type == "tool_use"
+    assert set(block.input) == {"city"}
+
+
+def test_tokens_can_be_counted_where_the_engine_can(client: anthropic.Anthropic, stage: Stage) -> None:
+    if stage.engine == "ollama":
+        with pytest.raises(anthropic.NotFoundError):
+            client.messages.count_tokens(model=stage.model, messages=MESSAGES)
+    else:
+        counted = client.messages.count_tokens(model=stage.model, messages=MESSAGES)
+        answer = client.messages.create(model=stage.model, max_tokens=1, messages=MESSAGES)
+        assert counted.input_tokens == answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0)
+
+
+def test_an_unknown_model_is_not_found(client: anthropic.Anthropic, stage: Stage) -> None:
+    stage.needs_routing()
+    with pytest.raises(anthropic.NotFoundError, match="nope"):
+        client.messages.create(model="nope", max_tokens=8, messages=MESSAGES)

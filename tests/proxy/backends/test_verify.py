@@ -1,0 +1,60 @@
+"""What the engine really took against what was wanted."""
+
+from pathlib import Path
+
+from proxy.backends.probes import Description
+from proxy.backends.verify import make_backend, mismatches
+from proxy.config import BackendConfig
+from proxy.dialects.facts import EngineFacts, ModelFacts
+from scheduler.domain import Engine, Operation
+
+LLAMA = Engine.LLAMA_SERVER
+
+
+def description(slots: int = 4, context: int = 4096, *warnings: str) -> Description:
+    facts = EngineFacts(LLAMA, models=(ModelFacts("Smol"),), slots=slots, slot_context_tokens=context)
+    return Description(facts, frozenset({Operation.CHAT}), "slots", warnings)
+
+
+def test_before_it_has_said_anything() -> None:
+    config = BackendConfig(model=Path("/m/a.gguf"), slots=16)
+    backend = make_backend("a", config, LLAMA, 3, expected_model="Smol")
+    assert (backend.slots, backend.running_limit, backend.epoch, backend.managed) == (16, 8, 3, True)
+    assert backend.models == {"smol:latest"}
+    assert backend.slot_source == "leases"
+
+
+def test_the_slots_of_the_engine_win() -> None:
+    config = BackendConfig(url="http://box:1", slots=4, running_limit=6)
+    backend = make_backend("a", config, LLAMA, 0, description=description(slots=2))
+    assert (backend.slots, backend.running_limit, backend.managed) == (2, 2, False)
+    assert backend.models == {"smol:latest"}
+    assert backend.capabilities == {Operation.CHAT}
+    assert backend.slot_source == "slots"
+    assert make_backend("a", config, LLAMA, 0, description=description(slots=16)).running_limit == 6
+
+
+def test_mismatches_of_a_managed_engine() -> None:
+    config = BackendConfig(model=Path("/m/a.gguf"), slots=4, context_tokens=4096)
+    assert mismatches(config, description()) == ()
+    assert mismatches(config, description(context=4352)) == ()
+    assert mismatches(config, description(2, 2048, "start it with --metrics")) == (
+        "start it with --metrics",
+        "slots = 4 was wanted, the engine has 2",
+        "context_tokens = 4096 was wanted, a slot of the engine has 2048",
+    )
+
+
+def test_an_external_engine_has_what_it_has() -> None:
+    assert mismatches(BackendConfig(url="http://box:1"), description(2, 2048)) == ()
+    config = BackendConfig(url="http://box:1", running_limit=4)
+    assert mismatches(config, description(2)) == ("running_limit = 4 is more than the engine's 2 slots",)
+
+
+def test_the_slots_of_an_external_ollama_are_an_assumption_until_configured() -> None:
+    facts = EngineFacts(Engine.OLLAMA, slots=4)
+    described = Description(facts, frozenset({Operation.CHAT}), "leases")
+    (warning,) = mismatches(BackendConfig(url="http://box:1"), described)
+    assert "set slots to its OLLAMA_NUM_PARALLEL" in warning
+    assert mismatches(BackendConfig(url="http://box:1", slots=4), described) == ()
+    assert mismatches(BackendConfig(engine="ollama"), described) == ()

@@ -1,0 +1,88 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from proxy.dialects import ClientError, read_call, read_model_name, render_error
+from scheduler.domain import Dialect, Engine, Operation
+from tests.proxy.dialects.support import NOW_NS, call_of, captured, fixed_clock, route_of
+
+
+def refusal(path: str, body: dict[str, Any] | bytes, headers: list[tuple[str, str]] | None = None) -> ClientError:
+    with pytest.raises(ClientError) as caught:
+        call_of(path, body, headers)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ollama/052", "ollama/053", "ollama/054", "ollama/055", "ollama/056", "ollama/057", "ollama/059", "ollama/060",
+     "ollama/076", "ollama/084"],
+)  # fmt: skip
+def test_refusals_as_captured(name: str) -> None:
+    example = captured(name)
+    error = refusal(example.path, example.body)
+    route = route_of(example.path)
+    status, headers, body = render_error(route.dialect, error.status, error.kind, error.message)
+    assert status == example.status
+    assert dict(headers)["Content-Type"] == example.headers["content-type"]
+    ours, theirs = msgspec.json.decode(body), msgspec.json.decode(example.answer)
+    if route.dialect is Dialect.ANTHROPIC:
+        assert ours.pop("request_id")[:4] == theirs.pop("request_id")[:4] == "req_"
+        assert list(ours) == list(theirs)
+        assert ours == theirs
+    else:
+        assert body == example.answer
+
+
+def test_a_call_keeps_what_came() -> None:
+    body = b'{ "messages":[{"role":"user","content":"hi"}], "model":"smol" }'
+    headers = [
+        ("Content-Type", "application/x-www-form-urlencoded"), ("Host", "x"), ("Origin", "http://evil"),
+        ("Cookie", "a"),
+        ("Authorization", "Bearer k"), ("X-Api-Key", "k"), ("X-Conversation-Id", "c"), ("Accept-Encoding", "gzip"),
+        ("User-Agent", "me"), ("anthropic-version", "2023-06-01"),
+    ]  # fmt: skip
+    call = read_call(route_of("/api/chat"), body, headers, fixed_clock)
+    assert (call.model, call.stream, call.seats, call.body, call.arrived_ns) == ("smol", True, 1, body, NOW_NS)
+    assert call.headers == [("User-Agent", "me"), ("anthropic-version", "2023-06-01")]
+    assert call.operation is Operation.CHAT
+    assert call.engines == frozenset(Engine)
+    assert call.prompt_bytes == len(body)
+
+
+def test_compressed_bodies_are_refused() -> None:
+    for coding in ("zstd", "gzip"):
+        error = refusal("/v1/responses", b"\x28\xb5", [("Content-Encoding", coding)])
+        assert (error.status, coding in error.message) == (415, True)
+    assert call_of("/v1/responses", {"input": "x"}, [("Content-Encoding", "identity")]).seats == 1
+
+
+def test_other_dialects_decode_errors() -> None:
+    assert refusal("/v1/chat/completions", b"[]").message == (
+        "json: cannot unmarshal array into Go value of type openai.ChatCompletionRequest"
+    )
+    assert refusal("/v1/messages", b'"x"').message.endswith("of type anthropic.MessagesRequest")
+    assert refusal("/completion", b"{").message == "[json.exception.parse_error.101] parse error: unexpected EOF"
+    assert refusal("/completion", b"[]").message == "the request body must be a JSON object, not array"
+
+
+def test_keys_of_other_case() -> None:
+    call = call_of("/v1/chat/completions", b'{"Model":"a","model":"b","Stream":true,"messages":[]}')
+    assert (call.model, call.stream, call.exact_keys) == ("b", True, False)
+    assert call_of("/v1/chat/completions", b'{"model":"b"}').exact_keys
+    # llama-server's own API matches exactly, so another spelling is another field.
+    assert call_of("/completion", b'{"Stream":true,"prompt":"x"}').stream is False
+
+
+def test_model_names_for_show() -> None:
+    route = route_of("/api/show")
+    assert read_model_name(route, b'{"model":"a"}') == "a"
+    assert read_model_name(route, b'{"Name":"b"}') == "b"
+    for body, words in (
+        (b"{}", "model is required"),
+        (b"", "missing request body"),
+        (b'{"model":1}', "ShowRequest.model"),
+    ):
+        with pytest.raises(ClientError, match=words):
+            read_model_name(route, body)

@@ -1,0 +1,85 @@
+"""The command line of the emulated engine, as a process of its own."""
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from proxy.emulated.__main__ import build_parser, main, make_engine
+from tests.real_engine import UnixConnection
+from tests.wait import until_sync
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-m", "proxy.emulated", *arguments]
+    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield started
+    finally:
+        if started.poll() is None:
+            os.kill(started.pid, signal.SIGKILL)
+        started.wait()
+
+
+def status(path: Path, method: str = "GET", url: str = "/health", body: bytes | None = None) -> int:
+    connection = UnixConnection(str(path))
+    try:
+        connection.request(method, url, body)
+        return connection.getresponse().status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("loop", [[], ["--uvloop"]])
+def test_it_serves_until_sigterm(tmp_path: Path, loop: list[str]) -> None:
+    path = tmp_path / "engine.sock"
+    with process("--listen", f"unix:{path}", "--slots", "2", *loop) as started:
+        until_sync(lambda: status(path) == 200, "it answers")
+        assert status(path, "POST", "/completion", b'{"prompt": "a", "n_predict": 2}') == 200
+        started.terminate()
+        assert started.wait(10) == 0
+    assert not path.exists()
+
+
+def test_told_to_die_it_dies(tmp_path: Path) -> None:
+    path = tmp_path / "engine.sock"
+    with process("--listen", f"unix:{path}", "--faults") as started:
+        until_sync(lambda: status(path) == 200, "it answers")
+        assert status(path, "POST", "/emulated/faults", b'{"kind": "kill"}') == 0
+        assert started.wait(10) == -signal.SIGKILL
+
+
+def test_options_reach_the_engine(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("one\ntwo\n")
+    arguments = build_parser().parse_args(
+        [
+            *("--api", "ollama", "--model", "a", "--model", "b", "--capabilities", "completion,embedding"),
+            *("--speed", "inf", "--answer-tokens", "3-9", "--api-key-file", str(keys), "--card", "h200"),
+        ]
+    )
+    options = make_engine(arguments).options
+    assert [model.name for model in options.models] == ["a", "b"]
+    assert options.models[0].capabilities == ("completion", "embedding")
+    assert (options.answer_tokens, options.api_keys, options.speed) == ((3, 9), ("one", "two"), float("inf"))
+
+
+@pytest.mark.parametrize("wrong", [["--speed", "0"], ["--answer-tokens", "0"], ["--api", "other"], ["--card", "3dfx"]])
+def test_wrong_options_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(wrong)
+    assert wrong[0] in capsys.readouterr().err
+
+
+def test_an_address_that_cannot_be_had_ends_it() -> None:
+    assert main(["--listen", "unix:/no/such/directory/engine.sock"]) == 1
+    assert main(["--api-key-file", "/no/such/file"]) == 1

@@ -1,0 +1,63 @@
+"""Routes of the emulated llama-server that the contract does not ask the real one about."""
+
+import pytest
+
+from proxy.emulated import EmulatedEngine
+from tests.contract.shapes import events
+from tests.proxy.emulated.support import chat_body, client_of
+
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}]
+
+
+async def test_a_tool_is_called_and_its_result_answered() -> None:
+    async with EmulatedEngine() as engine, client_of(engine) as client:
+        body = chat_body(tools=TOOLS)
+        first = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]
+        assert first["finish_reason"] == "tool_calls"
+        call = first["message"]["tool_calls"][0]
+        body["messages"] += [first["message"], {"role": "tool", "tool_call_id": call["id"], "content": "12"}]
+        second = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]
+        assert (second["finish_reason"], bool(second["message"]["content"])) == ("stop", True)
+
+
+async def test_infill_answers_when_the_model_can() -> None:
+    async with EmulatedEngine(infill=True) as engine, client_of(engine) as client:
+        answer = await client.post("/infill", json={"input_prefix": "a", "input_suffix": "b", "n_predict": 3})
+        assert answer.json()["tokens_predicted"] == 3
+
+
+async def test_without_metrics_they_are_off() -> None:
+    async with EmulatedEngine(metrics=False) as engine, client_of(engine) as client:
+        answer = await client.get("/metrics")
+        assert answer.status_code == 501
+        assert answer.json()["error"]["message"].endswith("Start it with `--metrics`")
+
+
+@pytest.mark.parametrize("headers", [{"Authorization": "Bearer k2"}, {"X-Api-Key": "k1"}])
+async def test_any_of_the_keys_opens(headers: dict[str, str]) -> None:
+    async with EmulatedEngine(api_keys=("k1", "k2")) as engine, client_of(engine) as client:
+        assert (await client.get("/slots", headers=headers)).status_code == 200
+        assert (await client.get("/slots")).status_code == 401
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_pieces_that_are_no_text_are_bytes() -> None:
+    async with EmulatedEngine() as engine, client_of(engine) as client:
+        tokens = (await client.post("/tokenize", json={"content": "aaa→", "with_pieces": True})).json()["tokens"]
+        assert any(isinstance(token["piece"], list) for token in tokens)
+        ids = [token["id"] for token in tokens]
+        assert (await client.post("/detokenize", json={"tokens": ids})).json()["content"] == "aaa→"
+
+
+async def test_text_ends_by_itself() -> None:
+    async with EmulatedEngine(answer_tokens=(7, 7)) as engine, client_of(engine) as client:
+        answer = await client.post("/v1/chat/completions", json=chat_body(stream=True))
+        pieces = [chunk["choices"][0] for _, chunk in events(answer.content)[:-1]]
+        assert sum(1 for piece in pieces if piece["delta"].get("content")) == 7
+        assert pieces[-1]["finish_reason"] == "stop"
+
+
+async def test_head_is_get_without_a_body() -> None:
+    async with EmulatedEngine() as engine, client_of(engine) as client:
+        answer = await client.head("/health")
+        assert (answer.status_code, answer.headers["content-length"], answer.content) == (200, "15", b"")

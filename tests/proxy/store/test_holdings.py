@@ -1,0 +1,105 @@
+"""The mirror of what this proxy holds, without any store."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.store.holdings import Holdings, Stand, fair_share
+
+
+@given(limit=st.integers(0, 64), proxies=st.integers(1, 20), backend_id=st.text(max_size=8))
+def test_shares_add_up_to_the_limit_and_differ_by_one_at_most(limit: int, proxies: int, backend_id: str) -> None:
+    shares = [fair_share(limit, proxies, rank, backend_id) for rank in range(proxies)]
+
+    assert sum(shares) == limit
+    assert max(shares) - min(shares) <= 1
+
+
+def test_the_rest_is_not_always_the_same_proxys() -> None:
+    first = [fair_share(1, 2, 0, f"g{i}") for i in range(32)]
+
+    assert {0, 1} == set(first)
+
+
+def test_only_what_is_held_counts_as_held() -> None:
+    holdings = Holdings()
+    holdings.ask("g0", "asked", 1, 1, 8)
+    holdings.ask("g0", "held", 2, 1, 8).stand = Stand.HELD
+    holdings.ask("g0", "gone", 4, 1, 8).stand = Stand.HELD
+    assert holdings.give_back("g0", "gone", 0.0)
+    assert not holdings.give_back("g0", "gone", 0.0)
+    assert not holdings.give_back("g0", "never", 0.0)
+
+    assert holdings.seats("g0") == 2
+    assert holdings.seats_possible("g0") == 7
+    assert holdings.backends() == ["g0"]
+    for nonce in ("asked", "held", "gone", "never"):
+        holdings.forget("g0", nonce)
+    assert holdings.backends() == []
+
+
+def test_asking_again_changes_nothing_unless_it_was_given_back() -> None:
+    holdings = Holdings()
+    first = holdings.ask("g0", "n", 1, 1, 8)
+    first.stand = Stand.HELD
+
+    assert holdings.ask("g0", "n", 1, 1, 8) is first
+    holdings.give_back("g0", "n", 0.0)
+    assert holdings.ask("g0", "n", 1, 1, 8).stand is Stand.ASKED
+
+
+def test_a_newer_epoch_voids_what_is_older() -> None:
+    holdings = Holdings()
+    holdings.ask("g0", "n", 1, 1, 8).stand = Stand.HELD
+    holdings.hear("g0", 0.0, (0, 0, 0, 2, 8))
+
+    assert holdings.of("g0")["n"].void
+    assert holdings.seats("g0") == holdings.seats_possible("g0") == 0
+
+
+@pytest.mark.parametrize(("draining", "before", "after"), [(1, False, True), (0, True, False), (-1, True, True)])
+def test_no_word_on_draining_changes_nothing(draining: int, before: bool, after: bool) -> None:
+    holdings = Holdings()
+    holdings.hear("g0", 0.0, (0, 0, int(before)))
+
+    seen = holdings.hear("g0", 0.0, (3, 1, draining))
+
+    assert (seen.draining, seen.flag_missing, seen.elsewhere) == (after, draining < 0, 2)
+
+
+def alone(holdings: Holdings, nonce: str, seats: int, *, others_known: bool = False) -> bool:
+    holdings.ask("g0", nonce, seats, 1, 4)
+    return holdings.decide_alone("g0", nonce, share_of=2, rank=0, others_known=others_known, now_s=0.0)[0]
+
+
+def test_alone_grants_up_to_the_share() -> None:
+    holdings = Holdings()
+
+    assert [alone(holdings, "a", 1), alone(holdings, "b", 2), alone(holdings, "c", 1)] == [True, False, True]
+    assert alone(holdings, "a", 1)
+    assert alone(holdings, "none", 0)
+    assert holdings.of("g0")["b"].stand is Stand.GONE
+
+
+def test_alone_counts_others_while_they_are_known() -> None:
+    holdings = Holdings()
+    holdings.hear("g0", 0.0, (3, 0, -1))
+
+    assert [alone(holdings, name, 1, others_known=True) for name in "ab"] == [True, False]
+
+
+def test_nothing_is_remembered_for_ever() -> None:
+    holdings = Holdings()
+    for name in ("old", "kept", "held"):
+        holdings.hear(name, 1.0, (0, 0, 0))
+    holdings.hear("new", 9.0, (0, 0, 0))
+    holdings.ask("held", "n", 1, 1, 8)
+    holdings.ask("old", "gone", 1, 1, 8)
+    holdings.give_back("old", "gone", 1.0)
+    holdings.ask("new", "gone", 1, 1, 8)
+    holdings.give_back("new", "gone", 9.0)
+
+    holdings.prune(["kept"], seen_before_s=5.0, gone_before_s=5.0)
+
+    assert holdings.seen.keys() == {"kept", "held", "new"}
+    assert holdings.backends() == ["held", "new"]

@@ -1,0 +1,30 @@
+"""Addresses of engines as operators write them."""
+
+import pytest
+
+from proxy.endpoint import Endpoint, parse_endpoint
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint"),
+    [
+        ("http://127.0.0.1:8080", Endpoint("127.0.0.1:8080", 8080, "127.0.0.1")),
+        ("http://gpu.lan", Endpoint("gpu.lan", 80, "gpu.lan")),
+        ("http://[::1]:8080/llm/", Endpoint("[::1]:8080", 8080, "::1", prefix="/llm")),
+        ("unix:/run/llama.sock", Endpoint("localhost", unix_path="/run/llama.sock")),
+    ],
+)
+def test_parse(url: str, endpoint: Endpoint) -> None:
+    assert parse_endpoint(url) == endpoint
+
+
+def test_the_key_goes_into_a_header() -> None:
+    assert parse_endpoint("http://a:1", "k").headers == (("Authorization", "Bearer k"),)
+
+
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8080", "https://a:1", "http://a:0", "http://a:x", "http://:1", "unix:x", "http://a:1?x"]
+)
+def test_what_is_no_address_says_how_it_should_look(url: str) -> None:
+    with pytest.raises(ValueError, match=r"write|needs|has no"):
+        parse_endpoint(url)

@@ -1,0 +1,61 @@
+"""What is remembered of requests."""
+
+import pytest
+
+from proxy.dialects import Usage
+from proxy.requests import KEPT, RequestBook
+from scheduler.domain import Outcome
+
+
+class Clock:
+    """Seconds that pass when told."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_timers_of_a_request_that_was_placed_twice() -> None:
+    clock = Clock()
+    book = RequestBook(None, clock)
+    record = book.open("POST", "/api/chat", "127.0.0.1")
+    record.waits(clock())
+    clock.now_s += 1
+    record.placed("gpu0", clock())
+    clock.now_s += 2  # the attempt failed
+    record.waits(clock())
+    clock.now_s += 3
+    record.placed("gpu1", clock())
+    clock.now_s += 4
+    record.first_byte_s = clock()
+    clock.now_s += 5
+    record.outcome = Outcome.DONE
+    record.usage = Usage(prompt_tokens=10, cached_tokens=4, output_tokens=2)
+    book.close(record)
+
+    [ended] = book.recent()
+    assert (ended.queue_ms, ended.first_byte_ms, ended.total_ms) == pytest.approx((4000, 10000, 15000))
+    assert (ended.backend, ended.cached_tokens, ended.termination) == ("gpu1", 4, "--")
+
+
+def test_a_request_that_nobody_ended_was_left_by_its_client() -> None:
+    book = RequestBook(None)
+    record = book.open("POST", "/api/chat", "127.0.0.1")
+    record.waits(record.arrived_s)
+    book.close(record)
+
+    assert [ended.termination for ended in book.recent()] == ["CQ"]
+
+
+def test_memory_is_bounded_and_ids_are_not_repeated() -> None:
+    book = RequestBook(None)
+    ids = set()
+    for _ in range(KEPT + 10):
+        record = book.open("GET", "/", "127.0.0.1")
+        ids.add(record.id)
+        book.close(record)
+
+    assert len(ids) == KEPT + 10
+    assert len(book.recent()) == KEPT

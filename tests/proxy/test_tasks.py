@@ -1,0 +1,26 @@
+"""Background tasks have an owner, and none dies silently."""
+
+import asyncio
+
+from structlog.testing import capture_logs
+
+from proxy.tasks import Tasks
+
+
+async def test_a_task_that_fails_is_logged_by_its_name() -> None:
+    async def fail() -> None:
+        raise ValueError("broken")
+
+    with capture_logs() as logs:
+        await asyncio.wait([Tasks().start(fail(), "the failing one")])
+        await asyncio.sleep(0)
+
+    assert [(line["event"], line["task"]) for line in logs] == [("task failed", "the failing one")]
+
+
+async def test_close_ends_what_runs() -> None:
+    tasks = Tasks()
+    task = tasks.start(asyncio.Event().wait(), "forever")
+    await tasks.close()
+
+    assert task.cancelled()

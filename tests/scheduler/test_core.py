@@ -1,0 +1,508 @@
+"""A request's way through the scheduler, one promise per test. Random interleavings are in `test_invariants`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scheduler import effects, events
+from scheduler.domain import Decision, Failure, Health, Operation, Outcome, Rejection, Request, Snapshot
+from scheduler.health import Signal
+from scheduler.leases import LeaseState
+from scheduler.policy import Policy, decide
+from tests.scheduler.world import OTHER_MODEL, World, backend, of_type, request
+
+LOST = [Failure.RESET, Failure.TIMEOUT, Failure.TRUNCATED]
+DONE_WITH = [Failure.CONNECT, Failure.LOADING, Failure.OVERLOADED, Failure.ENGINE_ERROR]
+
+
+def world_of(*ids: str, policy: Policy | None = None, limit: int = 1, slot_source: str = "slots") -> World:
+    world = World(policy)
+    for backend_id in ids:
+        world.join(backend(backend_id, limit=limit, slot_source=slot_source))
+    return world
+
+
+def claimed(done: tuple[effects.Effect, ...]) -> list[tuple[str, str]]:
+    return [(claim.request_id, claim.backend_id) for claim in of_type(done, effects.Claim)]
+
+
+def test_from_arrival_to_end() -> None:
+    world = world_of("a")
+
+    (claim,) = world.arrive(request("r1"))
+    assert claim == effects.Claim("r1", "a", "r1.1", 1, 1, 1)
+    (dispatch,) = world.answer_claim("r1.1")
+    assert isinstance(dispatch, effects.Dispatch)
+    assert (dispatch.backend_id, dispatch.attempt, dispatch.decision.request_id) == ("a", 1, "r1")
+    (lease,) = world.scheduler.running()
+    assert (lease.request_id, lease.state, lease.committed, lease.model) == (
+        "r1",
+        LeaseState.HELD,
+        False,
+        "qwen3:latest",
+    )
+    assert world.start_answer("r1") == ()
+    assert world.scheduler.running()[0].committed
+    assert world.end("r1") == (effects.Release("a", "r1.1"),)
+    assert world.scheduler.running() == ()
+
+
+def test_requests_spread_over_idle_backends_and_return_to_the_least_recently_used() -> None:
+    world = world_of("c", "a", "b", limit=4)
+    assert [world.run(request(f"r{number}")).backend_id for number in range(6)] == ["a", "b", "c", "a", "b", "c"]
+    for number in (1, 4):
+        world.end(f"r{number}")
+    assert [world.run(request(f"s{number}")).backend_id for number in range(3)] == ["b", "b", "a"]
+
+
+def test_a_request_that_needs_no_slot_is_dispatched_at_once() -> None:
+    world = world_of("a")
+    world.run(request("r1"))
+
+    (dispatch,) = world.arrive(request("r2", seats=0, operation=Operation.TOKENIZE))
+
+    assert isinstance(dispatch, effects.Dispatch)
+    assert (dispatch.nonce, dispatch.backend_id) == ("", "a")
+    assert world.client_leaves("r2") == (effects.Cancel("r2", "a"),)
+
+
+def test_a_freed_seat_goes_to_the_oldest_ticket_in_the_same_call() -> None:
+    world = world_of("a")
+    world.run(request("r1"))
+    for number in (2, 3):
+        world.arrive(request(f"r{number}"))
+    assert world.waiting() == ["r2", "r3"]
+
+    done = world.end("r1")
+
+    assert claimed(done) == [("r2", "a")]
+    assert world.waiting() == ["r3"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        pytest.param(request(model="x:latest"), Rejection.UNKNOWN_MODEL, id="unknown-model"),
+        pytest.param(request(seats=2), Rejection.TOO_MANY_SLOTS, id="too-many-slots"),
+        pytest.param(request(engines=frozenset()), Rejection.UNSUPPORTED, id="unsupported"),
+    ],
+)
+def test_what_will_never_work_is_refused_at_once(asked: Request, reason: Rejection) -> None:
+    world = world_of("a")
+
+    (reject,) = world.arrive(asked)
+
+    assert isinstance(reject, effects.Reject)
+    assert (reject.rejection, reject.retry_after_s) == (reason, None)
+    assert reject.decision is not None
+
+
+def test_without_any_backend_nothing_waits() -> None:
+    world = World()
+    world.arrive(request("r1"))
+
+    assert world.rejection("r1") is Rejection.DOWN
+
+
+def test_the_line_is_bounded() -> None:
+    world = world_of("a", policy=Policy(max_waiting=2))
+    world.run(request("r1"))
+    for number in (2, 3, 4):
+        world.arrive(request(f"r{number}"))
+
+    assert world.waiting() == ["r2", "r3"]
+    assert world.rejection("r4") is Rejection.QUEUE_FULL
+
+
+def test_a_request_that_had_its_turn_may_wait_again_though_the_line_is_full() -> None:
+    world = world_of("a", policy=Policy(max_waiting=0))
+    world.run(request("r1"))
+
+    world.fail("r1", Failure.CONNECT)
+
+    assert world.waiting() == ["r1"]
+
+
+def test_a_request_that_must_not_wait_does_not() -> None:
+    world = world_of("a")
+    world.run(request("r1"))
+    world.arrive(request("r2", wait_s=0.0))
+
+    assert world.rejection("r2") is Rejection.WAITED_TOO_LONG
+
+
+def test_the_deadline_ends_waiting() -> None:
+    world = world_of("a")
+    world.run(request("r1", arrived_s=world.now_s))
+    world.arrive(request("r2", arrived_s=world.now_s, wait_s=5.0))
+    world.pass_time(4.0)
+    assert world.waiting() == ["r2"]
+
+    (reject,) = of_type(world.pass_time(1.1), effects.Reject)
+
+    assert (reject.rejection, reject.detail) == (Rejection.WAITED_TOO_LONG, "no slot fell free within 5 s")
+    assert reject.retry_after_s is not None
+
+
+def test_retry_after_follows_the_pace_of_completions() -> None:
+    world = world_of("a", policy=Policy(max_waiting=5, completions_window_s=10.0))
+    for number in range(20):
+        world.run(request(f"done{number}"))
+        world.end(f"done{number}")
+    world.run(request("r1"))
+    for number in range(5):
+        world.arrive(request(f"w{number}"))
+
+    (reject,) = of_type(world.arrive(request("r2")), effects.Reject)
+
+    assert reject.retry_after_s == pytest.approx(3.0), "five that wait and this one, at 20 in 10 s"
+
+
+def test_a_late_timer_does_not_refuse_what_could_have_run() -> None:
+    world = world_of("a", policy=Policy(cool_down_s=1.0))
+    world.run(request("r1"))
+    world.fail("r1", Failure.OVERLOADED)
+    world.arrive(request("r2", arrived_s=world.now_s, wait_s=5.0))
+    world.client_leaves("r1")
+    assert world.waiting() == ["r2"]
+    world.now_s += 60.0
+
+    done = world.feed(events.TimePassed())
+
+    assert claimed(done) == [("r2", "a")], "the pause ended before the deadline"
+
+
+@pytest.mark.parametrize("signal", [Signal.EXITED, Signal.STARTED, Signal.DRAIN])
+def test_while_no_backend_is_alive_requests_wait_for_a_while(signal: Signal) -> None:
+    world = world_of("a", policy=Policy(down_wait_s=30.0))
+    world.feed(events.BackendSignalled("a", signal))
+    world.arrive(request("r1"))
+    world.pass_time(20.0)
+    world.arrive(request("r2", arrived_s=world.now_s))
+    world.pass_time(10.1)
+    assert world.rejection("r1") is Rejection.DOWN
+    assert world.waiting() == ["r2"]
+
+    world.feed(events.BackendSignalled("a", Signal.UNDRAIN))
+    world.feed(events.BackendSignalled("a", Signal.ANSWERED))
+
+    assert [claim.request_id for claim in world.claims.values()] == ["r2"]
+
+
+def test_what_waits_for_a_model_that_vanishes_is_refused() -> None:
+    world = world_of("a")
+    world.join(backend("b", models=[OTHER_MODEL]))
+    world.run(request("r1", model=OTHER_MODEL))
+    world.arrive(request("r2", model=OTHER_MODEL))
+
+    world.feed(events.BackendChanged(backend("b", limit=2, models=["new:latest"])))
+    world.arrive(request("r3", model=OTHER_MODEL))
+
+    assert world.waiting() == []
+    assert world.rejection("r3") is Rejection.UNKNOWN_MODEL
+
+
+@pytest.mark.parametrize("failure", [*LOST, *DONE_WITH], ids=str)
+def test_before_the_first_byte_a_failed_request_is_tried_elsewhere(failure: Failure) -> None:
+    world = world_of("a", "b")
+    world.run(request("r1"))
+
+    done = world.fail("r1", failure)
+
+    assert claimed(done) == [("r1", "b")]
+    (dispatch,) = of_type(world.answer_claim("r1.2"), effects.Dispatch)
+    assert dispatch.attempt == 2
+
+
+@pytest.mark.parametrize("failure", list(Failure), ids=str)
+def test_after_the_first_byte_never(failure: Failure) -> None:
+    world = world_of("a", "b")
+    world.run(request("r1"))
+    world.start_answer("r1")
+
+    done = world.fail("r1", failure)
+
+    assert of_type(done, effects.Claim) == []
+    assert of_type(done, effects.Reject) == []
+    assert world.waiting() == []
+
+
+@pytest.mark.parametrize(("failures", "free"), [(LOST, 0), (DONE_WITH, 1)], ids=["lost", "done-with"])
+def test_after_a_failure_the_seat_is_free_only_if_the_engine_is_surely_done(failures: list[Failure], free: int) -> None:
+    for failure in failures:
+        world = world_of("a", "b")
+        world.run(request("r1"))
+
+        world.fail("r1", failure)
+
+        assert world.view("a").room == free, failure
+
+
+def test_attempts_are_limited() -> None:
+    world = world_of("a", "b", "c", "d", policy=Policy(max_attempts=3))
+    world.run(request("r1"))
+    for _ in range(2):
+        world.fail("r1", Failure.RESET)
+        world.answer_claims()
+    (reject,) = of_type(world.fail("r1", Failure.RESET), effects.Reject)
+
+    assert reject.rejection is Rejection.RETRIES_SPENT
+    assert reject.detail == "3 attempts failed; last, c: reset"
+
+
+def test_pauses_that_the_engine_asks_for_are_no_attempts() -> None:
+    world = world_of("a", policy=Policy(max_attempts=1, cool_down_s=1.0))
+    world.run(request("r1"))
+    for _ in range(5):
+        world.fail("r1", Failure.LOADING)
+        assert world.waiting() == ["r1"]
+        world.pass_time(1.1)
+        world.answer_claims()
+
+    assert list(world.running) == ["r1"]
+
+
+def test_the_retry_budget_is_shared() -> None:
+    world = world_of("a", "b", limit=8, policy=Policy(retry_ratio=0.0, retry_floor_per_s=0.2, retry_window_s=10.0))
+    for number in range(4):
+        world.run(request(f"r{number}"))
+    for number in range(4):
+        world.fail(f"r{number}", Failure.RESET)
+
+    assert sorted(world.open) == ["r0", "r1"]
+    assert world.rejection("r2") is Rejection.RETRIES_SPENT
+
+
+def test_a_single_backend_is_tried_again_after_its_pause() -> None:
+    world = world_of("a", policy=Policy(cool_down_s=1.0))
+    world.run(request("r1"))
+    world.fail("r1", Failure.CONNECT)
+    assert world.waiting() == ["r1"]
+
+    done = world.pass_time(1.1)
+
+    assert claimed(done) == [("r1", "a")]
+
+
+def test_a_backend_that_fails_fast_soon_gets_almost_nothing() -> None:
+    world = world_of("a", "b", "c", "d", limit=4)
+    at_a = 0
+    for number in range(1000):
+        dispatch = world.run(request(f"r{number}", arrived_s=world.now_s))
+        if dispatch.backend_id == "a":
+            at_a += number >= 250
+            world.fail(f"r{number}", Failure.ENGINE_ERROR)
+            world.answer_claims()
+        world.start_answer(f"r{number}")
+        world.end(f"r{number}")
+        world.feed(events.BackendSignalled("a", Signal.ANSWERED))
+        world.now_s += 0.02
+    assert at_a < 0.02 * 750
+
+
+@pytest.mark.parametrize("stage", ["waiting", "claiming", "running", "answering"])
+def test_a_client_may_leave_at_any_time(stage: str) -> None:
+    world = world_of("a")
+    if stage == "waiting":
+        world.run(request("r0"))
+    world.arrive(request("r1"))
+    if stage in ("running", "answering"):
+        world.answer_claims()
+    if stage == "answering":
+        world.start_answer("r1")
+
+    done = world.client_leaves("r1")
+
+    assert of_type(done, effects.Cancel) == ([effects.Cancel("r1", "a")] if stage in ("running", "answering") else [])
+    assert of_type(done, effects.Release) == []
+    assert world.waiting() == []
+    assert world.view("a").room == 0, "the seat counts until the store or the engine has spoken"
+
+
+def test_a_claim_granted_after_the_client_left_is_given_back_to_the_next() -> None:
+    world = world_of("a")
+    (claim,) = of_type(world.arrive(request("r1")), effects.Claim)
+    world.client_leaves("r1")
+    world.arrive(request("r2"))
+    assert world.waiting() == ["r2"]
+
+    done = world.answer_claim(claim.nonce)
+
+    assert done[0] == effects.Release("a", claim.nonce)
+    assert claimed(done) == [("r2", "a")]
+
+
+def test_abandoned_seats_are_freed_by_time_where_nobody_can_look() -> None:
+    world = world_of("a", slot_source="leases", policy=Policy(abandoned_grace_s=5.0))
+    world.run(request("r1"))
+    world.client_leaves("r1")
+    world.arrive(request("r2"))
+    world.pass_time(4.5)
+    assert world.waiting() == ["r2"]
+
+    done = world.pass_time(1.0)
+
+    assert of_type(done, effects.Release) == [effects.Release("a", "r1.1")]
+    assert claimed(done) == [("r2", "a")]
+
+
+def test_a_backend_drained_while_a_claim_is_under_way_gets_nothing() -> None:
+    world = world_of("a", "b")
+    (claim,) = of_type(world.arrive(request("r1")), effects.Claim)
+    world.feed(events.DrainRequested(claim.backend_id))
+
+    done = world.answer_claim(claim.nonce)
+
+    assert of_type(done, effects.Dispatch) == []
+    assert of_type(done, effects.Release) == [effects.Release("a", claim.nonce)]
+    assert claimed(done) == [("r1", "b")]
+
+
+@pytest.mark.parametrize("stage", ["waiting", "claiming"])
+def test_an_end_that_is_told_too_early_still_ends_the_request(stage: str) -> None:
+    world = world_of("a")
+    if stage == "waiting":
+        world.run(request("r0"))
+    world.arrive(request("r1"))
+    del world.open["r1"]
+
+    world.feed(events.RequestEnded("r1", Outcome.REJECTED))
+    world.answer_claims()
+
+    assert "r1" not in world.running
+    assert all(lease.request_id != "r1" for lease in world.scheduler.running())
+
+
+def test_events_about_the_unknown_are_ignored() -> None:
+    world = world_of("a")
+    for event in (
+        events.ClaimGranted("?", "?"),
+        events.ClaimRefused("?", "?", 0),
+        events.AnswerStarted("?"),
+        events.AttemptFailed("?", Failure.RESET),
+        events.RequestEnded("?", Outcome.DONE),
+        events.ClientLeft("?"),
+        events.TimePassed(),
+    ):
+        assert world.feed(event) == ()
+
+
+def test_when_stopping_nothing_new_is_taken_but_what_waits_is_served() -> None:
+    world = world_of("a")
+    world.run(request("r1"))
+    world.arrive(request("r2"))
+    world.feed(events.StoppingAnnounced())
+    world.arrive(request("r3"))
+    assert world.rejection("r3") is Rejection.SHUTTING_DOWN
+
+    assert claimed(world.end("r1")) == [("r2", "a")]
+
+
+def test_a_policy_is_in_force_at_once() -> None:
+    world = world_of("a", "b", limit=8)
+    world.policy = Policy(version=2, active_ms=0.0, retry_window_s=5.0, completions_window_s=5.0)
+    world.feed(events.PolicyChanged(world.policy))
+
+    (candidate, _) = world.run(request("r1")).decision.ranking
+
+    assert world.running["r1"].decision.policy_version == 2
+    assert candidate.cost_ms == 0.0
+
+
+def test_a_request_for_several_seats_does_not_starve() -> None:
+    world = world_of("a", limit=2, policy=Policy(overtake_s=5.0))
+    for number in range(2):
+        world.run(request(f"single{number}"))
+    world.arrive(request("large", seats=2, arrived_s=world.now_s))
+    for number in range(2, 100):
+        world.arrive(request(f"single{number}", arrived_s=world.now_s))
+        world.end(next(iter(world.running)))
+        world.answer_claims()
+        if "large" in world.running:
+            break
+        world.pass_time(0.5)
+
+    assert "large" in world.running
+    assert number > 8, "single ones may overtake it for a while"
+    world.end("large")
+    world.answer_claims()
+    assert len(world.running) == 2, "nothing is kept any more"
+
+
+def test_a_wake_up_is_asked_for_only_when_it_is_earlier_than_the_last() -> None:
+    world = world_of("a")
+    world.run(request("r1"))
+
+    assert of_type(world.arrive(request("r2", arrived_s=100.0, wait_s=50.0)), effects.WakeAt) == [effects.WakeAt(150.0)]
+    assert of_type(world.arrive(request("r3", arrived_s=100.0, wait_s=60.0)), effects.WakeAt) == []
+    assert of_type(world.arrive(request("r4", arrived_s=100.0, wait_s=40.0)), effects.WakeAt) == [effects.WakeAt(140.0)]
+    world.now_s = 145.0
+    assert of_type(world.feed(events.TimePassed()), effects.WakeAt) == [effects.WakeAt(150.0)]
+
+
+def test_a_freed_seat_costs_one_decision_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(Policy(max_waiting=1000))
+    for number in range(64):
+        world.join(backend(f"b{number:02}", limit=1))
+    scheduler = world.scheduler
+    for number in range(64):
+        world.run(request(f"r{number}"))
+    for number in range(1000):
+        scheduler.handle(events.RequestArrived(request(f"w{number}")), world.now_s)
+    decisions = 0
+
+    def counted(snapshot: Snapshot, asked: Request, policy: Policy, tried: frozenset[str]) -> Decision:
+        nonlocal decisions
+        decisions += 1
+        return decide(snapshot, asked, policy, tried)
+
+    monkeypatch.setattr("scheduler.matching.decide", counted)
+    for number in range(10):
+        done = scheduler.handle(events.RequestEnded(f"r{number}", Outcome.DONE), world.now_s)
+        assert [claim.request_id for claim in of_type(done, effects.Claim)] == [f"w{number}"]
+
+    assert decisions == 10
+    scheduler.handle(events.BackendSignalled("b50", Signal.MISSED), world.now_s)
+    assert decisions == 10, "no backend has room, so nobody is asked"
+    assert scheduler.health("b50") is Health.SUSPECT
+
+
+SCRIPT = """
+from scheduler.domain import Failure
+from tests.scheduler.world import World, backend, request, OTHER_MODEL
+world = World()
+for name in "delta alpha charlie bravo".split():
+    world.join(backend(name, limit=2, models=("qwen3:latest", OTHER_MODEL)))
+for number in range(30):
+    world.arrive(request(f"r{number}", seats=number % 2 + 1, model=OTHER_MODEL if number % 3 else None))
+    if number % 4 == 0:
+        world.answer_claims()
+for request_id in list(world.running):
+    world.fail(request_id, Failure.RESET)
+world.exit("alpha")
+world.pass_time(50.0)
+world.leave("bravo")
+world.answer_claims()
+world.pass_time(400.0)
+print([done for _, _, done in world.history])
+"""
+
+
+def test_the_hash_seed_of_the_interpreter_changes_nothing() -> None:
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=Path(__file__).parents[2],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+
+    assert "Dispatch" in printed[0]
+    assert printed[0] == printed[1]

@@ -1,0 +1,365 @@
+"""A small deterministic world around a scheduler: plays store and engines, checks the promises at each step.
+
+The clock moves a millisecond with every event, so that no two events share a time, as on a real machine.
+"""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+
+from scheduler import effects, events
+from scheduler.core import Scheduler
+from scheduler.domain import (
+    Backend,
+    BackendView,
+    Dialect,
+    Engine,
+    Failure,
+    Operation,
+    Outcome,
+    Rejection,
+    Report,
+    Request,
+    Residency,
+)
+from scheduler.effects import Effect
+from scheduler.events import Event
+from scheduler.health import Signal
+from scheduler.leases import LeaseState
+from scheduler.policy import Policy, decide
+
+E = TypeVar("E", bound=Effect)
+
+MODEL = "qwen3:latest"
+OTHER_MODEL = "llama3:latest"
+TICK_S = 0.001
+
+
+def backend(
+    backend_id: str = "a",
+    *,
+    limit: int = 2,
+    models: Iterable[str] = (MODEL,),
+    engine: Engine = Engine.LLAMA_SERVER,
+    slot_source: str = "slots",
+    epoch: int = 1,
+    capabilities: Iterable[Operation] = tuple(Operation),
+) -> Backend:
+    """A backend with as many slots as it may run requests."""
+    return Backend(
+        id=backend_id,
+        engine=engine,
+        slots=limit,
+        running_limit=limit,
+        models=frozenset(models),
+        capabilities=frozenset(capabilities),
+        epoch=epoch,
+        slot_source=slot_source,
+    )
+
+
+def request(
+    request_id: str = "r1",
+    *,
+    model: str | None = MODEL,
+    seats: int = 1,
+    arrived_s: float = 0.0,
+    wait_s: float = 300.0,
+    operation: Operation = Operation.CHAT,
+    engines: frozenset[Engine] = frozenset(Engine),
+) -> Request:
+    """A chat for one slot, unless said otherwise."""
+    return Request(
+        id=request_id,
+        operation=operation,
+        dialect=Dialect.OLLAMA,
+        model=model,
+        arrived_s=arrived_s,
+        wait_until_s=arrived_s + wait_s,
+        seats=seats,
+        engines=engines,
+    )
+
+
+def of_type(effects_: Iterable[Effect], kind: type[E]) -> list[E]:
+    """The effects of one kind, in order."""
+    return [effect for effect in effects_ if isinstance(effect, kind)]
+
+
+class AtEngine(msgspec.Struct):
+    """A request as the engine knows it."""
+
+    backend_id: str
+    epoch: int
+    seats: int
+    left_s: float | None = None
+    """Since when nobody reads its answer; the engine has not noticed yet."""
+
+
+class World:
+    """Feeds a scheduler and keeps the truth beside it: what the store granted, what the engines work on."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.policy = policy or Policy()
+        self.scheduler = Scheduler(self.policy)
+        self.now_s = 100.0
+        self.wake_at_s = float("inf")
+        self.history: list[tuple[Event, float, tuple[Effect, ...]]] = []
+        self.backends: dict[str, Backend] = {}
+        self.open: dict[str, Request] = {}
+        self.over: dict[str, str] = {}
+        self.claims: dict[str, effects.Claim] = {}
+        """Claims that the store has not answered yet, by nonce."""
+        self.claimed: set[str] = set()
+        self.granted: dict[str, effects.Claim] = {}
+        self.released: set[str] = set()
+        self.others: dict[str, int] = {}
+        """Seats that other proxies really hold."""
+        self.running: dict[str, effects.Dispatch] = {}
+        self.committed: set[str] = set()
+        self.engine: dict[str, AtEngine] = {}
+        """What the engines work on, by nonce."""
+        self.max_busy: dict[str, int] = {}
+
+    # What happens
+
+    def feed(self, event: Event) -> tuple[Effect, ...]:
+        """Hand an event to the scheduler, take in its effects, check the promises."""
+        self.now_s += TICK_S
+        done = self.scheduler.handle(event, self.now_s)
+        self.history.append((event, self.now_s, done))
+        if self.wake_at_s <= self.now_s:
+            self.wake_at_s = float("inf")
+        for effect in done:
+            self._take(effect)
+        self._check()
+        return done
+
+    def pass_time(self, seconds: float) -> tuple[Effect, ...]:
+        """Let time pass, waking the scheduler on the way when it asked for it."""
+        until_s = self.now_s + seconds
+        done: list[Effect] = []
+        while self.wake_at_s <= until_s:
+            self.now_s = max(self.now_s, self.wake_at_s)
+            self._notice_in_time()
+            done += self.feed(events.TimePassed())
+        self.now_s = max(self.now_s, until_s)
+        self._notice_in_time()
+        return (*done, *self.feed(events.TimePassed()))
+
+    def join(self, new: Backend, *signals: Signal) -> None:
+        """A backend joins or changes; by default it is ready at once."""
+        old = self.backends.get(new.id)
+        self.backends[new.id] = new
+        if old is not None and new.epoch > old.epoch:
+            self._engine_gone(new.id)
+        self.feed(events.BackendChanged(new))
+        for signal in signals or (Signal.STARTED, Signal.ANSWERED):
+            self.feed(events.BackendSignalled(new.id, signal))
+
+    def leave(self, backend_id: str) -> tuple[Effect, ...]:
+        """A backend leaves, and its engine with it."""
+        del self.backends[backend_id]
+        self._engine_gone(backend_id)
+        return self.feed(events.BackendLeft(backend_id))
+
+    def exit(self, backend_id: str) -> tuple[Effect, ...]:
+        """An engine's process ends."""
+        self._engine_gone(backend_id)
+        return self.feed(events.BackendSignalled(backend_id, Signal.EXITED))
+
+    def arrive(self, new: Request) -> tuple[Effect, ...]:
+        """A client asks for something."""
+        self.open[new.id] = new
+        return self.feed(events.RequestArrived(new))
+
+    def answer_claim(self, nonce: str) -> tuple[Effect, ...]:
+        """The store answers a claim by its own truth."""
+        claim = self.claims.pop(nonce)
+        held = sum(
+            c.seats for n, c in self.granted.items() if c.backend_id == claim.backend_id and n not in self.released
+        )
+        others = self.others.get(claim.backend_id, 0)
+        known = self.backends.get(claim.backend_id)
+        if known is not None and known.epoch == claim.epoch and held + others + claim.seats <= claim.running_limit:
+            self.granted[nonce] = claim
+            return self.feed(events.ClaimGranted(claim.request_id, nonce))
+        return self.feed(events.ClaimRefused(claim.request_id, nonce, others, epoch=known.epoch if known else None))
+
+    def refuse(self, nonce: str, *, seats_elsewhere: int = 0, draining: bool = False) -> tuple[Effect, ...]:
+        """The store refuses a claim, with any truth."""
+        claim = self.claims.pop(nonce)
+        return self.feed(events.ClaimRefused(claim.request_id, nonce, seats_elsewhere, draining))
+
+    def answer_claims(self) -> None:
+        """The store answers all claims, and those that follow from the answers."""
+        while self.claims:
+            self.answer_claim(next(iter(self.claims)))
+
+    def run(self, new: Request) -> effects.Dispatch:
+        """A request arrives and is dispatched."""
+        self.arrive(new)
+        self.answer_claims()
+        return self.running[new.id]
+
+    def start_answer(self, request_id: str) -> tuple[Effect, ...]:
+        """The first byte goes out."""
+        self.committed.add(request_id)
+        return self.feed(events.AnswerStarted(request_id))
+
+    def fail(self, request_id: str, failure: Failure) -> tuple[Effect, ...]:
+        """An attempt breaks; after some failures the engine works on for a while."""
+        dispatch = self.running.pop(request_id)
+        if failure in (Failure.CONNECT, Failure.LOADING, Failure.OVERLOADED, Failure.ENGINE_ERROR):
+            self.engine.pop(dispatch.nonce, None)
+        else:
+            self._unread(dispatch.nonce)
+        if request_id in self.committed:
+            self._close(request_id, "truncated")
+        return self.feed(events.AttemptFailed(request_id, failure))
+
+    def end(self, request_id: str, outcome: Outcome = Outcome.DONE) -> tuple[Effect, ...]:
+        """An exchange is over."""
+        dispatch = self.running.pop(request_id)
+        if outcome is Outcome.TRUNCATED:
+            self._unread(dispatch.nonce)
+        else:
+            self.engine.pop(dispatch.nonce, None)
+        self._close(request_id, outcome.value)
+        return self.feed(events.RequestEnded(request_id, outcome))
+
+    def client_leaves(self, request_id: str) -> tuple[Effect, ...]:
+        """A client goes away, whatever its request is doing."""
+        dispatch = self.running.pop(request_id, None)
+        if dispatch is not None:
+            self._unread(dispatch.nonce)
+        self._close(request_id, "client-left")
+        return self.feed(events.ClientLeft(request_id))
+
+    def notice(self, nonce: str) -> None:
+        """An engine notices that nobody reads an answer."""
+        del self.engine[nonce]
+
+    def look(self, backend_id: str, asked_at_s: float | None = None, foreign: int = 0) -> tuple[Effect, ...]:
+        """A look comes back that shows the engine as it is now."""
+        return self.feed(events.BackendReported(self.report(backend_id, asked_at_s, foreign)))
+
+    def report(self, backend_id: str, asked_at_s: float | None = None, foreign: int = 0) -> Report:
+        """What a look at this moment sees."""
+        known = self.backends[backend_id]
+        return Report(
+            backend_id,
+            known.epoch,
+            self.now_s if asked_at_s is None else asked_at_s,
+            busy_slots=self.busy(backend_id) + foreign if known.slot_source == "slots" else None,
+            residencies=tuple(Residency(model) for model in sorted(known.models)),
+        )
+
+    # What is true
+
+    def busy(self, backend_id: str) -> int:
+        """Slots that the engine works with for us."""
+        return sum(work.seats for work in self.engine.values() if work.backend_id == backend_id)
+
+    def view(self, backend_id: str) -> BackendView:
+        """A backend as the scheduler sees it."""
+        views = self.scheduler.snapshot(self.now_s).backends
+        return next(view for view in views if view.backend.id == backend_id)
+
+    def waiting(self) -> list[str]:
+        """Ids of the requests that wait, in order."""
+        return [ticket.request.id for ticket in self.scheduler.waiting()]
+
+    def rejection(self, request_id: str) -> Rejection | None:
+        """Why a request was refused."""
+        for _event, _at_s, done in self.history:
+            for effect in of_type(done, effects.Reject):
+                if effect.request_id == request_id:
+                    return effect.rejection
+        return None
+
+    def replay(self) -> None:
+        """The same events give the same effects."""
+        again = Scheduler(self.policy)
+        for event, at_s, done in self.history:
+            assert again.handle(event, at_s) == done
+
+    # The promises
+
+    def _take(self, effect: Effect) -> None:
+        match effect:
+            case effects.Claim():
+                assert effect.nonce not in self.claimed, "a nonce is used once"
+                self.claimed.add(effect.nonce)
+                self.claims[effect.nonce] = effect
+                assert self.view(effect.backend_id).seats_leased <= effect.running_limit
+                assert effect.request_id in self.open
+                assert effect.request_id not in self.committed, "no retry after the first byte"
+            case effects.Dispatch():
+                assert effect.request_id in self.open
+                assert effect.request_id not in self.committed, "no retry after the first byte"
+                assert effect.request_id not in self.running, "at one engine at a time"
+                self.running[effect.request_id] = effect
+                seats = self.open[effect.request_id].seats
+                assert (effect.nonce == "") == (seats == 0)
+                if seats:
+                    assert effect.nonce in self.granted
+                    assert effect.nonce not in self.released
+                    known = self.backends[effect.backend_id]
+                    self.engine[effect.nonce] = AtEngine(effect.backend_id, known.epoch, seats)
+            case effects.Release():
+                assert effect.nonce in self.granted, "only what was granted is given back"
+                assert effect.nonce not in self.released, "and only once"
+                self.released.add(effect.nonce)
+            case effects.Reject():
+                assert effect.request_id not in self.running
+                assert effect.request_id not in self.committed
+                if effect.retry_after_s is not None:
+                    assert self.policy.retry_after_min_s <= effect.retry_after_s <= self.policy.retry_after_max_s
+                self._close(effect.request_id, "rejected")
+            case effects.WakeAt():
+                assert effect.at_s < self.wake_at_s, "only an earlier time is worth an effect"
+                self.wake_at_s = effect.at_s
+            case _:
+                pass
+
+    def _check(self) -> None:
+        snapshot = self.scheduler.snapshot(self.now_s)
+        waiting = self.scheduler.waiting()
+        for ticket in waiting:
+            decision = decide(snapshot, ticket.request, self.policy, ticket.tried)
+            assert not decision.ranking, f"{ticket.request.id} waits although {decision.ranking[0].backend_id} has room"
+            assert self.wake_at_s <= ticket.request.wait_until_s, "its deadline will be noticed"
+        claiming = {lease.request_id for lease in self.scheduler.running() if lease.state is LeaseState.CLAIMING}
+        places = [*(ticket.request.id for ticket in waiting), *claiming, *self.running]
+        assert sorted(places) == sorted(self.open), "each open request is in exactly one place"
+        held = {lease.nonce for lease in self.scheduler.running() if lease.nonce not in self.claims}
+        assert held == self.granted.keys() - self.released, "our leases are what the store holds for us"
+        for backend_id, known in self.backends.items():
+            busy = self.busy(backend_id)
+            self.max_busy[backend_id] = max(busy, self.max_busy.get(backend_id, 0))
+            assert busy <= known.running_limit, f"{backend_id} works on {busy} of {known.running_limit}"
+
+    def _close(self, request_id: str, how: str) -> None:
+        assert request_id not in self.over, "a request ends once"
+        del self.open[request_id]
+        self.over[request_id] = how
+
+    def _unread(self, nonce: str) -> None:
+        if nonce in self.engine:
+            self.engine[nonce].left_s = self.now_s
+
+    def _engine_gone(self, backend_id: str) -> None:
+        for nonce in [nonce for nonce, work in self.engine.items() if work.backend_id == backend_id]:
+            del self.engine[nonce]
+
+    def _notice_in_time(self) -> None:
+        """No engine is slower to notice than the grace time that the policy gives it."""
+        for nonce, work in list(self.engine.items()):
+            if work.left_s is None:
+                continue
+            slots = self.backends[work.backend_id].slot_source == "slots"
+            grace_s = self.policy.abandoned_limit_s if slots else self.policy.abandoned_grace_s
+            if self.now_s >= work.left_s + 0.9 * grace_s:
+                del self.engine[nonce]
