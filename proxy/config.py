@@ -113,7 +113,7 @@ class BackendConfig(Section):
     model_name: str | None = None
     """Name that clients use for it. Default: the file's name without .gguf."""
     slots: PositiveInt = 4
-    """Parallel sequences (llama-server -np, OLLAMA_NUM_PARALLEL)."""
+    """Parallel sequences (llama-server -np, OLLAMA_NUM_PARALLEL). Default: 4; for an external Ollama 1, as it ships."""
     running_limit: PositiveInt | None = None
     """Requests that may run at once, at most `slots`; the other slots only keep prefixes. Default: min(slots, 8)."""
     context_tokens: PositiveInt = 4096

@@ -153,7 +153,8 @@ async def _uses_gpus(program: Program) -> bool:
     )
     output = b""
     with contextlib.suppress(TimeoutError):
-        output, _ = await asyncio.wait_for(process.communicate(), 60)
+        async with asyncio.timeout(60):
+            output, _ = await process.communicate()
     if process.returncode is None:
         process.kill()
         await process.wait()

@@ -17,12 +17,12 @@ from proxy.backends.probes.llama_server import LlamaServerProbe
 from proxy.backends.probes.ollama import OllamaProbe
 from proxy.backends.statedir import StateDir
 from proxy.backends.supervisor import State, Supervisor, Timing
-from proxy.backends.verify import make_backend
+from proxy.backends.verify import assumed_slots, make_backend
 from proxy.backends.watcher import Cadence, Subject, Watcher
 from proxy.dialects.facts import EngineFacts
 from proxy.endpoint import Endpoint, parse_endpoint
 from proxy.tasks import Tasks
-from scheduler.domain import Backend, Engine
+from scheduler.domain import Backend, Engine, Operation
 from scheduler.events import BackendChanged, BackendLeft, BackendSignalled, Event
 from scheduler.health import Signal
 
@@ -112,8 +112,10 @@ class Member:
             self._supervisor.start()
             return
         config = self._placement.config
-        if config.engine != "auto":  # else nothing is known yet that the scheduler could use
-            self._introduce(make_backend(self.name, config, Engine(config.engine), 0))
+        # Until an engine has been detected it may be any, with any model: requests wait for it, none is refused.
+        engine = Engine.LLAMA_SERVER if config.engine == "auto" else Engine(config.engine)
+        backend = make_backend(self.name, config, engine, 0)
+        self._introduce(msgspec.structs.replace(backend, capabilities=frozenset(Operation)))
         self._watch(Subject(self.name, config, 0))
 
     async def stop(self, grace_s: float) -> None:
@@ -280,9 +282,8 @@ class Member:
             return LlamaServerProbe(Control(endpoint, cadence.timeout_s))
         context = config.context_tokens if config.url is None else None
         control = Control(endpoint, cadence.slow_timeout_s)
-        return OllamaProbe(
-            control, slots=config.slots, slot_context_tokens=context, describe_every_s=cadence.describe_s
-        )
+        slots = assumed_slots(config, engine)
+        return OllamaProbe(control, slots=slots, slot_context_tokens=context, describe_every_s=cadence.describe_s)
 
     def status(self) -> BackendStatus:
         """Everything that an operator may want to see."""
@@ -291,7 +292,7 @@ class Member:
         gpu = self._placement.gpu
         look = watcher.last_look if watcher else None
         watched_s = watcher.looked_at_s if watcher else float("-inf")
-        engine = backend.engine.value if backend else self._engine_wanted()
+        engine = facts.engine.value if facts else self._engine_wanted()
         return BackendStatus(
             name=self.name,
             engine=engine,
@@ -321,8 +322,10 @@ class Member:
         )
 
     def _engine_wanted(self) -> str:
-        program = self._placement.program
-        return program.engine.value if program else "unknown"
+        program, config = self._placement.program, self._placement.config
+        if program is not None:
+            return program.engine.value
+        return "unknown" if config.engine == "auto" else config.engine
 
     def _state(self) -> str:
         if self._supervisor is not None and self._supervisor.state is not State.READY:

@@ -241,7 +241,8 @@ class Supervisor:
                 process.send_signal(step)  # the keeper takes a second SIGTERM as "at once"
             self._life.ending()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), patience_s)
+                async with asyncio.timeout(patience_s):
+                    await process.wait()
                 return
 
     async def _back_off(self, reason: str) -> None:
@@ -260,7 +261,8 @@ class Supervisor:
         self.state = State.BACKOFF
         log.warning("engine is started again soon", backend=self.name, reason=reason, pause_s=pause_s)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), pause_s)
+            async with asyncio.timeout(pause_s):
+                await self._wake.wait()
 
 
 def _why(status: int, log_path: Path, log_start: int) -> str:

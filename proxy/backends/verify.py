@@ -23,7 +23,7 @@ def make_backend(
 
     An engine's own number of slots wins over the configured one; the running limit is cut to it.
     """
-    slots, models = config.slots, {expected_model} if expected_model else set()
+    slots, models = assumed_slots(config, engine), {expected_model} if expected_model else set()
     capabilities = frozenset({Operation.CHAT, Operation.GENERATE, Operation.TOKENIZE})
     source = "leases"
     if description is not None:
@@ -45,6 +45,13 @@ def make_backend(
     )
 
 
+def assumed_slots(config: BackendConfig, engine: Engine) -> int:
+    """Slots of an engine that does not tell. An external Ollama has one as shipped, and hides what waits beyond it."""
+    if config.url is not None and engine is Engine.OLLAMA and "slots" not in config.model_fields_set:
+        return 1
+    return config.slots
+
+
 def mismatches(config: BackendConfig, description: Description) -> tuple[str, ...]:
     """Where the engine is not what the configuration says, in words for `status`."""
     facts, found = description.facts, list(description.warnings)
@@ -55,8 +62,7 @@ def mismatches(config: BackendConfig, description: Description) -> tuple[str, ..
         found.append(f"running_limit = {config.running_limit} is more than the engine's {facts.slots} slots")
     if not managed and facts.engine is Engine.OLLAMA and "slots" not in config.model_fields_set:
         found.append(
-            f"slots = {config.slots} is assumed, Ollama does not tell: set slots to its OLLAMA_NUM_PARALLEL, "
-            "which is 1 unless set; what is sent beyond it waits inside Ollama"
+            "slots = 1 is assumed, as Ollama has it unless told otherwise: set slots to its OLLAMA_NUM_PARALLEL"
         )
     context = facts.slot_context_tokens
     if managed and context is not None and context < config.context_tokens:

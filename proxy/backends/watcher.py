@@ -234,4 +234,5 @@ class Watcher:
             if wait_s <= 0:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._woken.wait()

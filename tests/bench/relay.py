@@ -64,7 +64,7 @@ class Side:
 
 async def stream_slice(side: Side) -> None:
     """100 paced streams; measured from the moment when all have begun."""
-    chunks = int((SLICE_S + 1.0) * 1000 / PACE_MS)
+    chunks = int((SLICE_S + 0.6) * 1000 / PACE_MS)
     streams = Streams(side.port)
     await streams.start(STREAMS, chunks)
     await streams.all_begun()
@@ -211,7 +211,7 @@ def isolate(realtime: bool) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rate", type=int, default=1000, help="requests/s of the latency slices")
     parser.add_argument("--idle-streams", type=int, default=1000)
     parser.add_argument("--bare", action="store_true", help="measure the relay alone too, over TCP and a unix socket")

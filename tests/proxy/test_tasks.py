@@ -24,3 +24,21 @@ async def test_close_ends_what_runs() -> None:
     await tasks.close()
 
     assert task.cancelled()
+
+
+async def test_close_waits_for_tasks_that_take_their_time_to_end() -> None:
+    ended = []
+
+    async def slow() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(True)
+
+    tasks = Tasks()
+    tasks.start(slow(), "slow")
+    await asyncio.sleep(0)
+    await tasks.close()
+
+    assert ended == [True]

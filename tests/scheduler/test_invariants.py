@@ -8,7 +8,7 @@ from scheduler import events
 from scheduler.domain import Failure, Operation, Outcome, Report
 from scheduler.health import Signal
 from scheduler.policy import Policy
-from tests.scheduler.world import MODEL, OTHER_MODEL, World, backend, request
+from tests.scheduler.world import MODEL, OTHER_MODEL, TICK_S, World, backend, request
 
 FAILURES = st.sampled_from(list(Failure))
 REPEATABLE = (
@@ -134,6 +134,7 @@ class Anything(RuleBasedStateMachine):
     @rule(backend_id=st.sampled_from(["a", "b", "c"]))
     def begin_look(self, backend_id: str) -> None:
         if len(self.looks) < 4:
+            self.world.now_s += TICK_S
             self.looks.append((backend_id, self.world.now_s, None))
 
     @precondition(lambda self: self.looks)
@@ -290,6 +291,7 @@ class Looking(RuleBasedStateMachine):
     @precondition(lambda self: len(self.looks) < 2)
     @rule()
     def begin_look(self) -> None:
+        self.world.now_s += TICK_S
         self.looks.append((self.world.now_s, None))
 
     @precondition(lambda self: self.looks)

@@ -122,6 +122,25 @@ def test_kept_seats_are_let_go_when_the_backend_fails_or_the_ticket_leaves() -> 
 
     assert hall.matches() == [("r2", "a")]
     assert hall.replica.view("a").held_for == ""
+    assert len(hall.deadlines) == 0
+
+
+def test_seats_are_kept_elsewhere_when_the_backend_cannot_be_used_any_more() -> None:
+    hall = Hall()
+    hall.replica.join(backend("c")).life = Life(Health.READY)
+    hall.take("c", "c0")
+    hall.take("c", "c1")
+    hall.matching.is_overdue(hall.wait(1, seats=2), 5.0)
+    assert hall.replica.view("a").held_for == "r1"
+    state = hall.replica.get("a")
+    assert state is not None
+
+    state.life = Life(Health.DOWN)
+    hall.free("a", "a0")
+
+    assert hall.matches() == []
+    assert hall.replica.view("a").held_for == ""
+    assert hall.replica.view("c").held_for == "r1"
 
 
 def test_without_a_living_backend_the_deadline_is_near() -> None:

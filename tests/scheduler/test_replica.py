@@ -2,7 +2,7 @@ from math import inf
 
 from scheduler.domain import Health, Report, Residency, SlotState
 from scheduler.health import Life
-from scheduler.leases import Lease, Ledger
+from scheduler.leases import ENDED_KEPT, Lease, Ledger
 from scheduler.replica import BackendState, Replica
 from tests.scheduler.world import MODEL, backend
 
@@ -92,6 +92,28 @@ def test_a_request_that_began_during_the_look_is_doubted_only_while_it_runs() ->
     assert foreign(known) == 1, "one of the two busy slots may have been ours; the other was not"
     known.forget_doubt(held(ledger, "later", 2.2))
     assert foreign(known) == 1, "the look cannot have shown this one"
+
+
+def test_a_request_that_began_and_ended_during_the_look_is_not_foreign() -> None:
+    known, ledger = state(), Ledger()
+    held(ledger, "x", 2.05)
+    ledger.release("x", 2.08, remember=True)
+
+    known.learn_report(report(2.0, busy=2), ledger, 2.1)
+
+    assert foreign(known) == 1
+
+
+def test_a_look_that_too_much_has_happened_since_says_nothing_about_foreign_use() -> None:
+    known, ledger = state(), Ledger()
+    known.learn_report(report(1.0, busy=3), ledger, 1.1)
+    for number in range(ENDED_KEPT + 1):
+        held(ledger, str(number), 2.0)
+        ledger.release(str(number), 3.0 + number, remember=True)
+
+    known.learn_report(report(2.5, busy=8), ledger, 1e4)
+
+    assert foreign(known) == 3
 
 
 def test_what_other_proxies_held_lately_is_not_foreign() -> None:

@@ -239,10 +239,12 @@ class World:
 
     def notice(self, nonce: str) -> None:
         """An engine notices that nobody reads an answer."""
+        self.now_s += TICK_S
         del self.engine[nonce]
 
     def look(self, backend_id: str, asked_at_s: float | None = None, foreign: int = 0) -> tuple[Effect, ...]:
         """A look comes back that shows the engine as it is now."""
+        self.now_s += TICK_S
         return self.feed(events.BackendReported(self.report(backend_id, asked_at_s, foreign)))
 
     def report(self, backend_id: str, asked_at_s: float | None = None, foreign: int = 0) -> Report:
@@ -363,3 +365,16 @@ class World:
             grace_s = self.policy.abandoned_limit_s if slots else self.policy.abandoned_grace_s
             if self.now_s >= work.left_s + 0.9 * grace_s:
                 del self.engine[nonce]
+
+
+def world_of(*ids: str, policy: Policy | None = None, limit: int = 1, slot_source: str = "slots") -> World:
+    """A world with backends that are ready."""
+    world = World(policy)
+    for backend_id in ids:
+        world.join(backend(backend_id, limit=limit, slot_source=slot_source))
+    return world
+
+
+def claimed(done: tuple[effects.Effect, ...]) -> list[tuple[str, str]]:
+    """Which request claims seats of which backend."""
+    return [(claim.request_id, claim.backend_id) for claim in of_type(done, effects.Claim)]

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from proxy.backends.probes import Description
-from proxy.backends.verify import make_backend, mismatches
+from proxy.backends.verify import assumed_slots, make_backend, mismatches
 from proxy.config import BackendConfig
 from proxy.dialects.facts import EngineFacts, ModelFacts
 from scheduler.domain import Engine, Operation
@@ -58,3 +60,16 @@ def test_the_slots_of_an_external_ollama_are_an_assumption_until_configured() ->
     assert "set slots to its OLLAMA_NUM_PARALLEL" in warning
     assert mismatches(BackendConfig(url="http://box:1", slots=4), described) == ()
     assert mismatches(BackendConfig(engine="ollama"), described) == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "engine", "slots"),
+    [
+        ({"url": "http://127.0.0.1:1"}, Engine.OLLAMA, 1),
+        ({"url": "http://127.0.0.1:1", "slots": 4}, Engine.OLLAMA, 4),
+        ({"url": "http://127.0.0.1:1"}, Engine.LLAMA_SERVER, 4),
+        ({"engine": "ollama"}, Engine.OLLAMA, 4),
+    ],
+)
+def test_an_external_ollama_has_one_slot_unless_told(config: dict[str, object], engine: Engine, slots: int) -> None:
+    assert assumed_slots(BackendConfig.model_validate(config), engine) == slots

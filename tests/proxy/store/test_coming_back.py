@@ -29,6 +29,13 @@ async def noticed(*stores: Store) -> None:
         await until(lambda: not store.up, "trouble is noticed")  # noqa: B023
 
 
+async def back(*stores: Store) -> None:
+    """Each store is up, and what it had to tell has been heard."""
+    for store in stores:
+        await until(lambda: store.up, "it is back")  # noqa: B023
+        assert not (await store.occupancy(["any"]))["any"].local
+
+
 async def grants(store: Store, limit: int, tries: int = 8, backend_id: str = "g0", epoch: int = 1) -> int:
     replies = [await store.claim(backend_id, f"alone{i}", 1, limit, epoch) for i in range(tries)]
     assert all(reply.local for reply in replies)
@@ -108,7 +115,7 @@ async def test_leases_released_or_given_up_meanwhile_are_dropped_on_return(
     assert await one.release("g0", "n1")
     assert not await one.release("g0", "n1")
     own_process.go_on()
-    await until(lambda: one.up and two.up, "both are back")
+    await back(one, two)
 
     assert (await two.occupancy(["g0"]))["g0"] == Occupancy(1, 0, False)
     assert one._holdings.of("g0").keys() == {"n2"}
@@ -129,7 +136,7 @@ async def test_a_store_that_comes_back_empty_learns_everything(
     assert (await two.claim("g0", "during", 1, 4, 3)).granted
     await two.set_draining("g2", True)
     own_process.start()
-    await until(lambda: one.up and two.up, "both are back")
+    await back(one, two)
 
     assert [item.record for item in await two.backends()] == [record]
     seen = await one.occupancy(["g0", "g1", "g2"])
@@ -147,7 +154,7 @@ async def test_a_flag_lifted_meanwhile_stays_lifted(open_store: OpenStore, own_p
     await noticed(one, two)
     await one.set_draining("g0", False)
     own_process.start()
-    await until(lambda: one.up and two.up, "both are back")
+    await back(one, two)
     await one.set_draining("g0", False)
     await two._announce()
 
@@ -167,7 +174,7 @@ async def test_too_many_on_return_are_told_as_they_are_and_nothing_new_fits_unti
         assert await grants(one, 4) == 2
         assert [(await two.claim("g0", f"n{i}", 1, 4, 1)).granted for i in range(4)] == [True] * 4
         lossy.closed = False
-        await until(lambda: one.up, "it is back")
+        await back(one)
 
         assert (await two.occupancy(["g0"]))["g0"] == Occupancy(6, 4, False)
         assert await one.claim("g0", "new", 1, 4, 1) == ClaimReply(False, 6, 2, False, 1)
