@@ -42,6 +42,7 @@ from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.logging import configure, log_format, standard_output
 from scheduler import events
 from scheduler.core import Scheduler
+from scheduler.domain import BackendView, Health
 from scheduler.policy import Policy
 
 log = structlog.get_logger("slotgate")
@@ -155,6 +156,10 @@ class App:
     def listen(self) -> str:
         """The address that is really bound."""
         return shown(self._sockets)
+
+    def views(self) -> tuple[BackendView, ...]:
+        """The fleet as a decision would see it now."""
+        return self._dispatcher.scheduler.snapshot(time.monotonic()).backends
 
     @property
     def requests(self) -> int:
@@ -272,10 +277,10 @@ class App:
         return StoreStatus(url_shown=shown_url(url), up=store.up, embedded=embedded is not None)
 
     def _summary(self) -> str:
-        snapshot = self._dispatcher.scheduler.snapshot(time.monotonic())
-        ready = sum(view.health.value in {"ready", "suspect"} for view in snapshot.backends)
+        views = self.views()
+        ready = sum(view.health in (Health.READY, Health.SUSPECT) for view in views)
         waiting = len(self._dispatcher.scheduler.waiting())
-        running = sum(view.seats_leased for view in snapshot.backends)
+        running = sum(view.seats_leased for view in views)
         return f"{ready}/{len(self._fleet.status())} backends ready, {running} running, {waiting} waiting"
 
     async def _keep_status(self) -> None:

@@ -262,5 +262,6 @@ class Dispatcher:
 
     async def drain(self, backend_id: str, *, drain: bool) -> None:
         """Drain a backend, or give it work again, in all proxies of the fleet."""
-        self.feed(events.DrainRequested(backend_id) if drain else events.UndrainRequested(backend_id))
+        # The store first: an occupancy answer asked in between would say the contrary.
         await self._store.set_draining(self._store_id(backend_id), drain)
+        self.feed(events.DrainRequested(backend_id) if drain else events.UndrainRequested(backend_id))

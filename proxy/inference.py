@@ -11,20 +11,24 @@ import msgspec
 import structlog
 
 from proxy import dialects
+from proxy.backends.control import Control, ProbeError
 from proxy.backends.fleet import Fleet
 from proxy.config import LimitsConfig
-from proxy.dialects import Call, ClientError
+from proxy.dialects import Call, ClientError, Plan
 from proxy.dispatcher import Dispatcher, Placement, Refused, Ticketed
 from proxy.pools import Pools
 from proxy.relay import AttemptError, Client, exchange
 from proxy.requests import RequestRecord
 from proxy.telemetry.access_log import Phase
-from scheduler.domain import Decision, Outcome, Request
+from scheduler.domain import Decision, Engine, Operation, Outcome, Request
 from scheduler.names import canonical
 
 log = structlog.get_logger("slotgate.inference")
 
 Headers = list[tuple[str, str]]
+
+UNLOAD_TIMEOUT_S = 10.0
+"""Ollama answers an unload at once, whatever still runs."""
 
 
 class Heartbeats:
@@ -124,9 +128,6 @@ class Inference:
             try:
                 done = await self._attempt(call, client, record, ticketed, beats, headers, placement)
             except AttemptError as error:
-                if error.committed:
-                    self._cut(call, client, record, ticketed, error)
-                    return
                 log.info(
                     "attempt failed",
                     request=record.id,
@@ -160,6 +161,8 @@ class Inference:
             record.status = status
             client.reply(status, local_headers + headers + explain(record, placement.decision), body)
             return Outcome.DONE
+        if call.operation is Operation.UNLOAD:
+            await self._unload_elsewhere(call, placement.backend_id)
         plan = dialects.plan(call, backend, facts)
 
         def first_byte() -> None:
@@ -181,6 +184,11 @@ class Inference:
                 stall_timeout_s=self.limits.stall_timeout_s,
                 error_body=plan.error_body,
             )
+        except AttemptError as error:
+            if not error.committed:
+                raise
+            self._cut(call, client, record, plan, error)
+            return Outcome.TRUNCATED
         finally:
             record.usage = plan.watch.usage
         record.status = exchanged.status
@@ -191,14 +199,41 @@ class Inference:
             client.cut(dialects.error_frame(call, message))
         return Outcome.ENGINE_REFUSED
 
-    def _cut(self, call: Call, client: Client, record: RequestRecord, ticketed: Ticketed, error: AttemptError) -> None:
+    async def _unload_elsewhere(self, call: Call, asked: str) -> None:
+        """A client that unloads a model means all of its copies; the Ollama at `asked` gets its own request."""
+        model = canonical(call.model or "")
+        snapshot = self._dispatcher.scheduler.snapshot(self._clock())
+        others = [
+            view.backend.id
+            for view in snapshot.backends
+            if view.backend.id != asked
+            and view.backend.engine is Engine.OLLAMA
+            and any(residency.model == model for residency in view.residencies)
+        ]
+        await asyncio.gather(*(self._unload(backend_id, call) for backend_id in others))
+
+    async def _unload(self, backend_id: str, call: Call) -> None:
+        control = None
+        try:
+            control = Control(self._fleet.endpoint(backend_id), UNLOAD_TIMEOUT_S)
+            await control.post("/api/generate", {"model": call.model, "keep_alive": 0})
+        except (LookupError, ProbeError) as error:
+            log.warning("model not unloaded", backend=backend_id, model=call.model, error=str(error))
+        finally:
+            if control is not None:
+                await control.close()
+
+    def _cut(self, call: Call, client: Client, record: RequestRecord, plan: Plan, error: AttemptError) -> None:
         """The engine died in the middle: say so in the dialect, and make sure that nothing looks finished."""
         record.status = 200
-        record.outcome = Outcome.TRUNCATED
         record.detail = f"{error.failure}: {error.detail}"
         log.warning("answer cut", request=record.id, backend=record.backend, detail=error.detail)
-        ticketed.ended(Outcome.TRUNCATED)
-        client.cut(dialects.error_frame(call, f"the backend failed in the middle of the answer: {error.detail}"))
+        if plan.transform is None and plan.watch.error is not None:
+            client.cut(b"")  # the engine's own error is out already
+            return
+        midline = plan.transform is None and plan.watch.midline
+        message = f"the backend failed in the middle of the answer: {error.detail}"
+        client.cut(dialects.error_frame(call, message, midline=midline))
 
     def _answer_error(
         self,

@@ -14,8 +14,7 @@ WITHOUT_TEST_OF_ITS_OWN = {
     "scheduler/domain.py": "structs without behaviour",
     "scheduler/events.py": "structs without behaviour",
     "scheduler/effects.py": "structs without behaviour",
-    "proxy/dialects/facts.py": "structs without behaviour",
-    "proxy/admin_api.py": "structs without behaviour",
+    "scheduler/case.py": "structs without behaviour",
     "proxy/__main__.py": "every test that starts `python -m proxy` runs it",
     "proxy/emulated/__main__.py": "every test that starts `python -m proxy.emulated` runs it",
 }

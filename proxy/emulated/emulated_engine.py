@@ -21,7 +21,6 @@ from proxy.emulated.ollama_api import OllamaApi
 from proxy.emulated.ollama_heads import ollama_manners
 from proxy.emulated.options import EmulatedModel, Options
 from proxy.emulated.wire import Exchange, Listener
-from proxy.tasks import Tasks
 
 log = structlog.get_logger("slotgate.emulated")
 
@@ -111,7 +110,6 @@ class EmulatedEngine:
         self._open: set[int] = set()
         self._dead: list[tuple[Listener, Api]] = []
         """Killed, and not yet cleared away."""
-        self._tasks = Tasks()
 
     async def __aenter__(self) -> Self:
         """Start."""
@@ -139,11 +137,12 @@ class EmulatedEngine:
             manners = llama_manners(self.options.idle_timeout_s)
         self._api = api
         self._listener = Listener(manners, self._respond)
+        patience_s = 1.0 if self._dead else 0.0
         if self._listen.startswith("unix:"):
-            await self._listener.start(unix_path=self._listen.removeprefix("unix:"))
+            await self._listener.start(unix_path=self._listen.removeprefix("unix:"), patience_s=patience_s)
         else:
             host, _, port = self._listen.rpartition(":")
-            await self._listener.start(host=host.strip("[]"), port=int(port))
+            await self._listener.start(host=host.strip("[]"), port=int(port), patience_s=patience_s)
             if port == "0":  # the same one after a restart
                 self._listen = self._listener.url.removeprefix("http://")
         await api.start()
@@ -156,7 +155,6 @@ class EmulatedEngine:
             listener, api = self._dead.pop()
             await listener.close()
             await api.close()
-        await self._tasks.close()
 
     def kill(self) -> None:
         """Die as by SIGKILL: connections break where they are. `start` brings it back."""
@@ -283,7 +281,7 @@ class EmulatedEngine:
         elif self.faults.active(Kind.REFUSE):
             self._listener.refuse()
         else:
-            self._tasks.start(self._listener.reopen(), "emulated port")
+            self._listener.reopen()
 
     def _fault_route(self, exchange: Exchange) -> None:
         """GET shows, POST adds one, DELETE clears all."""

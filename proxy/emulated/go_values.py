@@ -105,8 +105,8 @@ def read_options(options: Any) -> dict[str, Any]:
     Raises:
         OllamaError: 500 (Ollama's own choice) if one has the wrong type.
     """
-    options = {name: value for name, value in (options or {}).items() if value is not None}
-    for name, value in options.items():
+    given: dict[str, Any] = {name: value for name, value in (options or {}).items() if value is not None}
+    for name, value in given.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if name in _INTEGERS and not number:
             raise OllamaError(500, f'option "{name}" must be of type integer')
@@ -114,4 +114,4 @@ def read_options(options: Any) -> dict[str, Any]:
             raise OllamaError(500, f'option "{name}" must be of type float32')
         if name == "stop" and not isinstance(value, list):
             raise OllamaError(500, f'option "{name}" must be of type array')
-    return options
+    return given

@@ -5,6 +5,7 @@ second stay cheap; heads are laid out by the API, byte for byte as the real engi
 """
 
 import asyncio
+import errno
 import os
 import socket
 import struct
@@ -139,6 +140,7 @@ class Listener:
         self.reset_new = False
         """Reset every new connection before it says anything."""
         self._listening: asyncio.Server | None = None
+        self._wanted = False
         self._host, self._port, self._unix_path = "", 0, ""
 
     @property
@@ -147,20 +149,42 @@ class Listener:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"unix:{self._unix_path}" if self._unix_path else f"http://{host}:{self._port}"
 
-    async def start(self, *, host: str = "127.0.0.1", port: int = 0, unix_path: str = "") -> None:
-        """Listen; port 0 takes a free one and keeps it over `close` and `reopen`.
+    async def start(
+        self, *, host: str = "127.0.0.1", port: int = 0, unix_path: str = "", patience_s: float = 0.0
+    ) -> None:
+        """Listen; port 0 takes a free one and keeps it over `refuse` and `reopen`.
+
+        Args:
+            host: name or address.
+            port: 0 for any.
+            unix_path: instead of host and port.
+            patience_s: how long to try while the address is in use (uvloop closes ports a little later than told to).
 
         Raises:
             OSError: the address is in use or not ours.
         """
         self._host, self._port, self._unix_path = host, port, unix_path
-        await self.reopen()
+        self._wanted = True
+        await self._open(patience_s)
 
-    async def reopen(self) -> None:
-        """Listen again where it listened before."""
-        if self._listening is not None:
-            return
+    def reopen(self) -> None:
+        """Listen again where it listened before, soon."""
+        if not self._wanted:
+            self._wanted = True
+            self.tasks.start(self._open(1.0), "emulated port")
+
+    async def _open(self, patience_s: float) -> None:
         loop = asyncio.get_running_loop()
+        deadline = loop.time() + patience_s
+        while self._wanted and self._listening is None:
+            try:
+                await self._listen(loop)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or loop.time() > deadline:
+                    raise
+                await asyncio.sleep(0.01)
+
+    async def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._unix_path:
             self._listening = await loop.create_unix_server(lambda: Connection(self), self._unix_path)
         else:
@@ -171,6 +195,7 @@ class Listener:
 
     def refuse(self) -> None:
         """Stop listening: new connections are refused, open ones live on."""
+        self._wanted = False
         if self._listening is not None:
             self._listening.close()
             self._listening = None

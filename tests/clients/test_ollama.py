@@ -8,6 +8,7 @@ import ollama
 import pytest
 
 from tests.clients.conftest import Stage
+from tests.wait import until_sync
 
 MESSAGES = [{"role": "user", "content": "Count from one to five."}]
 LIMIT = {"num_predict": 8, "seed": 1, "temperature": 0}
@@ -79,7 +80,9 @@ async def test_async_chats_at_once(client_async: ollama.AsyncClient, stage: Stag
 def test_loading_and_unloading(client: ollama.Client, stage: Stage) -> None:
     assert client.generate(stage.model).done_reason == "load"
     assert client.chat(stage.model, []).done_reason == "load"
-    assert any(model.model == f"{stage.model}:latest" for model in client.ps().models)
+    # Slotgate asks its engines now and then: what it shows of them may be seconds old.
+    name = f"{stage.model}:latest"
+    until_sync(lambda: name in [model.model for model in client.ps().models], "the model is shown", timeout_s=30)
     assert client.generate(stage.model, keep_alive=0).done_reason == "unload"
     assert client.generate(stage.model, "hi", options=LIMIT).response  # and back again
 

@@ -10,7 +10,7 @@ import pytest
 from proxy.emulated.faults import Kind
 from proxy.inference import decision_text, refusal_text
 from scheduler.domain import Candidate, Decision, Rejection
-from tests.proxy.box import MODEL, box, emulated
+from tests.proxy.box import MODEL, Box, box, emulated
 from tests.wait import until
 
 STREAM = {"model": MODEL, "prompt": "Once upon a time", "options": {"num_predict": 400}}
@@ -204,3 +204,19 @@ def test_a_decision_on_one_line() -> None:
 )
 def test_what_an_engine_said(body: bytes, text: str) -> None:
     assert refusal_text(body) == text
+
+
+async def test_unloading_means_every_copy(tmp_path: Path) -> None:
+    engines = [emulated("ollama"), emulated("ollama")]
+    async with box(tmp_path, engines) as running:
+        both = [asyncio.ensure_future(running.generate(f"story {number}")) for number in range(8)]
+        await asyncio.gather(*both)
+        await until(lambda: _loaded(running) == 2, "both have the model loaded", 15)
+        answer = await running.client.post("/api/generate", json={"model": MODEL, "keep_alive": 0})
+        await until(lambda: _loaded(running) == 0, "neither has", 15)
+
+    assert answer.json()["done_reason"] == "unload"
+
+
+def _loaded(running: Box) -> int:
+    return sum(len(view.residencies) for view in running.app.views())

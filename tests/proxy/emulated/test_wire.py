@@ -158,13 +158,23 @@ async def test_new_connections_can_be_reset_or_refused(start: Start) -> None:
         await connect(listener)
     kept_writer.write(b"GET / HTTP/1.1\r\n\r\n")  # who was connected stays so
     await answer_of(kept_reader)
-    await listener.reopen()
-    _, writer = await connect(listener)
-    writer.close()
+    listener.reopen()
+    listener.refuse()
+    listener.reopen()
+    await until(lambda: _connects(listener), "it listens again")
     assert listener.accepted == 3
     listener.cut_all()
     assert await kept_reader.read() == b""
     kept_writer.close()
+
+
+async def _connects(listener: Listener) -> bool:
+    try:
+        _, writer = await connect(listener)
+    except ConnectionRefusedError:
+        return False
+    writer.close()
+    return True
 
 
 async def test_a_unix_socket_serves_too_and_its_path_goes(start: Start, tmp_path: Path) -> None:

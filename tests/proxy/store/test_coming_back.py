@@ -9,7 +9,7 @@ from tests.proxy.store.lossy_socket import LossySocket
 from tests.proxy.store.store_process import StoreProcess
 from tests.wait import until
 
-QUICK = 0.1
+QUICK = 0.3
 """Call timeout in seconds where the store will be stalled or killed."""
 
 

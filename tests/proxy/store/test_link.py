@@ -97,11 +97,11 @@ async def test_a_slow_store_is_left_alone_after_one_deadline(open_store: OpenSto
 async def test_a_held_up_event_loop_is_not_taken_for_a_slow_store(
     open_store: OpenStore, own_process: StoreProcess
 ) -> None:
-    store = await open_store(url=own_process.url, call_timeout_s=0.1)
+    store = await open_store(url=own_process.url, call_timeout_s=0.2)
     claim = asyncio.ensure_future(store.claim("g0", "n1", 1, 1, 1))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    held_up = asyncio.get_running_loop().time() + 0.3
+    held_up = asyncio.get_running_loop().time() + 0.5
     while asyncio.get_running_loop().time() < held_up:
         pass
 
