@@ -266,7 +266,8 @@ async def test_an_idle_connection_is_closed_after_five_seconds(subject: Subject)
     writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
     await reader.readuntil(b'"ok"}')
     begin = asyncio.get_running_loop().time()
-    assert await asyncio.wait_for(reader.read(), 20) == b""
+    async with asyncio.timeout(20):
+        assert await reader.read() == b""
     assert asyncio.get_running_loop().time() - begin > 4
     writer.close()
 
@@ -277,7 +278,8 @@ async def test_an_error_ends_the_connection(subject: Subject) -> None:
     writer.write(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
     head = await reader.readuntil(b"\r\n\r\n")
     assert b"Connection: close" in head
-    await asyncio.wait_for(reader.read(), 10)
+    async with asyncio.timeout(10):
+        await reader.read()
     writer.close()
 
 

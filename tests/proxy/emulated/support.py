@@ -59,7 +59,8 @@ async def ran(engine: SlotEngine, prompt: str, tokens: int = 5, **values: Any) -
     """A job that was run to its end."""
     job, notes = make_job(prompt, tokens, **values)
     engine.submit(job)
-    await asyncio.wait_for(notes.over.wait(), 10)
+    async with asyncio.timeout(10):
+        await notes.over.wait()
     assert notes.problem is None, notes.problem
     return job
 

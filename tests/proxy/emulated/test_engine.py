@@ -229,7 +229,8 @@ async def test_a_frozen_engine_computes_nothing(make: Make) -> None:
         await asyncio.sleep(0)
     assert job.decoded == 0
     engine.freeze(False)
-    await asyncio.wait_for(notes.over.wait(), 10)
+    async with asyncio.timeout(10):
+        await notes.over.wait()
 
 
 # -- clients that leave
@@ -304,7 +305,8 @@ async def test_a_waiting_job_is_noticed_in_a_quiet_second_or_at_once(make: Make)
     assert eager_notes.events == ["failed"]
     engine.leave(lazy)
     assert lazy_notes.events == []
-    await asyncio.wait_for(lazy_notes.over.wait(), 1.3)
+    async with asyncio.timeout(1.3):
+        await lazy_notes.over.wait()
     assert not engine.deferred
 
 

@@ -199,7 +199,8 @@ async def test_manners_end_connections(start: Start) -> None:
         for path in requests:
             writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
             await reader.readuntil(b"\r\n\r\n")
-        assert await asyncio.wait_for(reader.read(), 10) == b""  # by the error, the count, twice the idle time
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""  # by the error, the count, twice the idle time
         writer.close()
 
 
