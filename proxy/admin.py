@@ -25,9 +25,9 @@ from proxy.admin_api import (
     StoreStatus,
 )
 from proxy.backends.fleet import Fleet
+from proxy.dialects.times import unix_seconds
 from proxy.dispatcher import Dispatcher
 from proxy.requests import RequestBook
-from proxy.times import unix_seconds
 from scheduler.domain import BackendView, Gpu
 from scheduler.names import canonical, short
 

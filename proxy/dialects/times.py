@@ -19,12 +19,18 @@ def rfc3339_nano(unix_ns: int) -> str:
     return f"{text}.{fraction:09d}".rstrip("0") + "Z" if fraction else f"{text}Z"
 
 
+def unix_seconds(rfc3339: str) -> float | None:
+    """Seconds since 1970 of an RFC 3339 time, UTC where it names no zone; None for anything else."""
+    try:
+        moment = datetime.fromisoformat(rfc3339)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
 def unix_s(rfc3339: str) -> int:
     """Whole seconds of an RFC 3339 time; 0 where there is none or it cannot be read."""
-    try:
-        return int(datetime.fromisoformat(rfc3339).timestamp())
-    except ValueError:
-        return 0
+    return int(unix_seconds(rfc3339) or 0)
 
 
 def duration_ns(milliseconds: float) -> int:

@@ -66,7 +66,7 @@ def test_a_streamed_chat_says_what_the_whole_one_says(client: openai.OpenAI, sta
 
 async def test_async_chat(client_async: openai.AsyncOpenAI, stage: Stage) -> None:
     stream = await client_async.chat.completions.create(
-        model=stage.model, messages=MESSAGES, max_completion_tokens=5, stream=True
+        model=stage.model, messages=MESSAGES, max_completion_tokens=5, temperature=0, stream=True
     )
     reasons = [chunk.choices[0].finish_reason async for chunk in stream]
     assert reasons[-1] == "length"
@@ -143,12 +143,15 @@ def test_embeddings(client: openai.OpenAI, stage: Stage) -> None:
 
 
 def test_responses(client: openai.OpenAI, stage: Stage) -> None:
-    answer = client.responses.create(model=stage.model, input="hi", max_output_tokens=6)
+    answer = client.responses.create(model=stage.model, input="hi", max_output_tokens=6, temperature=0)
     assert answer.output_text
     assert answer.usage is not None
     assert answer.usage.output_tokens == 6
     kinds = [
-        event.type for event in client.responses.create(model=stage.model, input="hi", max_output_tokens=6, stream=True)
+        event.type
+        for event in client.responses.create(
+            model=stage.model, input="hi", max_output_tokens=6, temperature=0, stream=True
+        )
     ]
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
 

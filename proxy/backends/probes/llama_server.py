@@ -4,10 +4,11 @@ Every answer to /slots or /metrics restarts the one-second wait on which llama-s
 depends: asked more often than about every two seconds, it notices none. /health and /props have no such effect.
 """
 
+import asyncio
 import hashlib
 import math
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ import msgspec
 from proxy.backends.control import Answer, Control, ProbeError
 from proxy.backends.probes import Description, Look
 from proxy.dialects.facts import EngineFacts, ModelFacts
+from proxy.dialects.times import rfc3339_nano
 from scheduler.domain import Engine, Operation, Residency, SlotState
 from scheduler.names import canonical
 
@@ -129,10 +131,11 @@ class LlamaServerProbe:
         self._has_slots = bool(whole.get("endpoint_slots", True))
         self._has_metrics = (await self._ask_metrics()).status == 200
         capabilities = await self._capabilities()
+        modified_at = await asyncio.to_thread(_modified_at, props.model_path)
         facts = EngineFacts(
             engine=self.engine,
             version=str(whole.get("build_info", "")),
-            models=tuple(self._model(name, meta, props, whole, capabilities) for name in self._names),
+            models=tuple(self._model(name, meta, props, whole, capabilities, modified_at) for name in self._names),
             slots=props.total_slots,
             slot_context_tokens=props.default_generation_settings.n_ctx or None,
             chat_template=str(whole.get("chat_template", "")),
@@ -175,13 +178,20 @@ class LlamaServerProbe:
         return int(text) if text.isascii() and text.isdigit() else 0
 
     def _model(
-        self, name: str, meta: _Meta, props: Props, whole: dict[str, Any], capabilities: frozenset[Operation]
+        self,
+        name: str,
+        meta: _Meta,
+        props: Props,
+        whole: dict[str, Any],
+        capabilities: frozenset[Operation],
+        modified_at: str,
     ) -> ModelFacts:
         said = (PurePosixPath(props.model_path).name, meta.n_params, meta.size, meta.ftype, meta.n_vocab, meta.n_embd)
         return ModelFacts(
             name=name,
             digest=hashlib.sha256(repr(said).encode()).hexdigest(),
             size_bytes=meta.size,
+            modified_at=modified_at,
             parameters=meta.n_params,
             quantization=meta.ftype or str(whole.get("model_ftype", "")),
             context_tokens=meta.n_ctx_train,
@@ -265,3 +275,12 @@ def model_capabilities(props: dict[str, Any], operations: frozenset[Operation]) 
         "embedding": Operation.EMBED in operations,
     }
     return tuple(name for name, has in found.items() if has)
+
+
+def _modified_at(model_path: str) -> str:
+    """When the model's file was changed; the start of Unix time where the file is not here: clients want one."""
+    try:
+        changed_ns = Path(model_path).stat().st_mtime_ns if model_path else 0
+    except OSError:
+        changed_ns = 0
+    return rfc3339_nano(changed_ns)

@@ -1,4 +1,6 @@
-from proxy.dialects.times import duration_ns, rfc3339_nano, unix_s
+import pytest
+
+from proxy.dialects.times import duration_ns, rfc3339_nano, unix_s, unix_seconds
 
 
 def test_fractions_lose_their_trailing_zeros() -> None:
@@ -15,3 +17,17 @@ def test_reading_times() -> None:
 def test_durations_are_whole_microseconds() -> None:
     assert duration_ns(78.332) == 78_332_000
     assert duration_ns(0.0001) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2026-11-29T19:12:43.799875269Z", 1795979563.799875),
+        ("2026-11-29T20:12:43+01:00", 1795979563.0),
+        ("2026-11-29T19:12:43", 1795979563.0),
+        ("", None),
+        ("soon", None),
+    ],
+)
+def test_unix_seconds(text: str, seconds: float | None) -> None:
+    assert unix_seconds(text) == seconds
