@@ -49,6 +49,10 @@ class Policy(msgspec.Struct, frozen=True):
     """Pause before looking whether an abandoned seat is idle: each look delays llama-server's own notice by 1 s."""
     abandoned_grace_s: float = 5.0
     """How long an abandoned seat counts as busy where the engine tells nothing about its slots."""
+    look_after_stream_s: float = 0.2
+    """The same where the answer had begun: engines notice at the next token that nobody reads any more."""
+    abandoned_stream_grace_s: float = 0.5
+    """The grace where the answer had begun. An Ollama freed the slot 4 ms after its client left mid-stream."""
     abandoned_limit_s: float = 120.0
     """The same where it does, but its reports fail to come or are full of other people's requests."""
     completions_window_s: float = 60.0

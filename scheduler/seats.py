@@ -82,10 +82,11 @@ class Seats:
         self._ledger.abandon(lease.nonce, now_s)
         state = self._replica.get(lease.backend_id)
         if state is not None and state.reports_slots:
-            self._effects.append(Look(lease.backend_id, now_s + policy.look_after_s))
+            look_after_s = policy.look_after_stream_s if lease.committed else policy.look_after_s
+            self._effects.append(Look(lease.backend_id, now_s + look_after_s))
             grace_s = policy.abandoned_limit_s
         else:
-            grace_s = policy.abandoned_grace_s
+            grace_s = policy.abandoned_stream_grace_s if lease.committed else policy.abandoned_grace_s
         self._deadlines.set(("grace", lease.nonce), now_s + grace_s)
 
     def seen_idle(self, nonce: str, now_s: float) -> None:

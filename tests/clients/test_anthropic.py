@@ -9,6 +9,8 @@ import pytest
 from tests.clients.conftest import Stage
 
 MESSAGES: Any = [{"role": "user", "content": "Count from one to five."}]
+COLD = {"temperature": 0}
+"""The package itself has no such parameter any more."""
 TOOLS: Any = [
     {
         "name": "get_weather",
@@ -31,7 +33,7 @@ async def client_async(slotgate_url: str) -> AsyncIterator[anthropic.AsyncAnthro
 
 
 def test_a_message(client: anthropic.Anthropic, stage: Stage) -> None:
-    answer = client.messages.create(model=stage.model, max_tokens=8, messages=MESSAGES, temperature=0)
+    answer = client.messages.create(model=stage.model, max_tokens=8, messages=MESSAGES, extra_body=COLD)
     assert answer.content[0].type == "text"
     assert answer.content[0].text
     assert (answer.stop_reason, answer.usage.output_tokens) == ("max_tokens", 8)
@@ -40,7 +42,7 @@ def test_a_message(client: anthropic.Anthropic, stage: Stage) -> None:
 
 
 def test_a_streamed_message(client: anthropic.Anthropic, stage: Stage) -> None:
-    with client.messages.stream(model=stage.model, max_tokens=8, messages=MESSAGES, temperature=0) as stream:
+    with client.messages.stream(model=stage.model, max_tokens=8, messages=MESSAGES, extra_body=COLD) as stream:
         text = "".join(stream.text_stream)
         last = stream.get_final_message()
     assert last.content[0].type == "text"
@@ -49,7 +51,7 @@ def test_a_streamed_message(client: anthropic.Anthropic, stage: Stage) -> None:
 
 
 async def test_async_messages(client_async: anthropic.AsyncAnthropic, stage: Stage) -> None:
-    answer = await client_async.messages.create(model=stage.model, max_tokens=4, messages=MESSAGES, temperature=0)
+    answer = await client_async.messages.create(model=stage.model, max_tokens=4, messages=MESSAGES, extra_body=COLD)
     assert answer.usage.output_tokens == 4
     async with client_async.messages.stream(model=stage.model, max_tokens=300, messages=MESSAGES) as stream:
         async for _ in stream.text_stream:

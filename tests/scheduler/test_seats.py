@@ -101,6 +101,20 @@ def test_abandoned_seats_stay_taken(slot_source: str, looks: list[Effect], due_s
     assert not desk.seats.any_abandoned("a")
 
 
+@pytest.mark.parametrize(
+    ("slot_source", "looks", "due_s"), [("slots", [Look("a", 2.2)], 102.0), ("leases", [], 2.5)], ids=str
+)
+def test_engines_notice_sooner_in_the_middle_of_a_stream(slot_source: str, looks: list[Effect], due_s: float) -> None:
+    desk = Desk(slot_source)
+    lease = desk.held()
+    lease.committed = True
+
+    desk.seats.abandon(lease, POLICY, 2.0)
+
+    assert desk.effects == looks
+    assert desk.deadlines.earliest_s() == due_s
+
+
 def test_only_abandoned_seats_are_freed_by_a_look() -> None:
     desk = Desk()
     lease = desk.held()

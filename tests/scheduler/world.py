@@ -362,7 +362,9 @@ class World:
             if work.left_s is None:
                 continue
             slots = self.backends[work.backend_id].slot_source == "slots"
-            grace_s = self.policy.abandoned_limit_s if slots else self.policy.abandoned_grace_s
+            streaming = nonce.rpartition(".")[0] in self.committed
+            without_looks_s = self.policy.abandoned_stream_grace_s if streaming else self.policy.abandoned_grace_s
+            grace_s = self.policy.abandoned_limit_s if slots else without_looks_s
             if self.now_s >= work.left_s + 0.9 * grace_s:
                 del self.engine[nonce]
 
