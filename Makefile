@@ -2,6 +2,7 @@
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
+LOCK := --upgrade --universal --python-version 3.11 --generate-hashes --no-header
 .DEFAULT_GOAL := help
 
 .PHONY: help demo test check format lock bench-relay slow clean
@@ -34,8 +35,8 @@ bench-relay: $(VENV)/.test ## CPU and latency beside nginx, in one run; ends wit
 	$(BIN)/python -m tests.bench.relay
 
 lock: $(VENV)/.test ## pin the newest versions that pyproject.toml and tests/requirements.in allow
-	$(BIN)/pip-compile -q --upgrade --extra embedded --generate-hashes --strip-extras --no-emit-index-url --no-emit-trusted-host --no-header -o requirements.lock pyproject.toml
-	$(BIN)/pip-compile -q --upgrade --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-trusted-host --no-header -c requirements.lock -o tests/requirements.lock tests/requirements.in
+	$(BIN)/uv pip compile -q $(LOCK) --extra embedded -o requirements.lock pyproject.toml
+	$(BIN)/uv pip compile -q $(LOCK) -c requirements.lock -o tests/requirements.lock tests/requirements.in
 
 clean: ## remove what the other commands made
 	rm -rf $(VENV) $(VENV).log .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
