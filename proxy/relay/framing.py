@@ -104,12 +104,12 @@ def _body_size(status: int, headers: list[tuple[str, str]]) -> tuple[bool, int |
 
 
 def _size_line_for(total: int) -> bytes:
-    """The size line with which `total` bytes are exactly one chunk; `!`, which begins none, where none does."""
+    """The size line with which `total` bytes are exactly one chunk; where none does, one that they cannot hold."""
     for digits in (1, 2, 3):
         size = total - digits - 4
         if size > 0 and len(b"%x" % size) == digits:
             return b"%x\r\n" % size
-    return b"!"
+    return b"!" * (total + 1)
 
 
 _SIZE_LINES: Final = tuple(_size_line_for(total) for total in range(2048))
@@ -148,9 +148,10 @@ class ChunkedBody:
             FramingError: they are not chunked coding.
         """
         total = len(data)
-        line = _SIZE_LINES[total] if self._plain and total < 2048 else b"!"
-        if data.startswith(line) and data.endswith(_CRLF):
-            return data, data[len(line) : -2]
+        if self._plain and total < len(_SIZE_LINES):
+            line = _SIZE_LINES[total]
+            if data.startswith(line) and data.endswith(_CRLF):
+                return data, data[len(line) : -2]
         # Longer than one chunk, a part of one, the last one, or a size written otherwise.
         taken = self._walk(data)
         self._plain = not (self._left or self._held or self._trailers)

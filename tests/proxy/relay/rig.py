@@ -192,7 +192,8 @@ class RawClient:
 
     async def _read(self) -> bytes:
         try:
-            return await asyncio.wait_for(self.reader.read(65536), 10)
+            async with asyncio.timeout(10):
+                return await self.reader.read(65536)
         except ConnectionError:
             return b""
 

@@ -177,7 +177,8 @@ async def test_writing_to_a_client_that_left_does_nothing(rig: Rig) -> None:
     client.post()
     await ready.wait()
     client.close()
-    await asyncio.wait_for(done.wait(), 10)
+    async with asyncio.timeout(10):
+        await done.wait()
 
 
 async def test_a_request_of_another_server_is_refused() -> None:

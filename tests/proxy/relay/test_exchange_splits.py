@@ -106,7 +106,8 @@ async def relayed(pieces: list[bytes], **options: Any) -> tuple[bytes, AttemptEr
     front = Frontend(answer)()
     front.connection_made(Wire(got.append))
     front.data_received(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
-    error = await asyncio.wait_for(ended, 10)
+    async with asyncio.timeout(2):
+        error = await ended
     front.connection_lost(None)
     pool.close()
     return b"".join(got), error

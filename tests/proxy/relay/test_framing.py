@@ -91,6 +91,9 @@ def test_whatever_it_takes_llhttp_takes_too(data: bytes, at: list[int]) -> None:
         b"5 ;x\r\nhello\r\n",
         b"5_0\r\n",
         b"-1\r\n",
+        b"!\r\n",
+        b"!!!\r\n",
+        b"!" * 19 + b"\r\n",
         b"\r\n",
         b"5\nhello\n",
         b"5\r\nhelloXX",
@@ -116,6 +119,15 @@ def test_one_whole_chunk_however_its_size_is_written(size: int, line: bytes) -> 
     assert chunks.feed(raw) == (raw, body)
     assert chunks.feed(raw) == (raw, body)
     assert chunks.at_boundary
+
+
+def test_a_read_within_a_chunk_is_never_taken_for_one() -> None:
+    for inside in (b"!\r\n", b"1\r\nx\r\n", b"0\r\n\r\n"):
+        chunks = ChunkedBody()
+        assert chunks.feed(b"%x\r\n" % len(inside)) == (b"%x\r\n" % len(inside), b"")
+        assert chunks.feed(inside) == (inside, inside)
+        assert chunks.feed(b"\r\n0\r\n\r\n") == (b"\r\n", b"")
+        assert chunks.done
 
 
 def test_bytes_after_the_end_are_told() -> None:
