@@ -57,6 +57,7 @@ class Client:
         "finished",
         "framing",
         "head_sent",
+        "inside_chunk",
         "keep_alive",
     )
 
@@ -86,6 +87,8 @@ class Client:
         """The first byte of an engine's answer is out: no retry from here on."""
         self.finished = False
         """The answer is complete; nothing may follow."""
+        self.inside_chunk = False
+        """The engine died in the middle of a chunk that was piped: what is written now would be part of it."""
 
     @property
     def bytes_sent(self) -> int:
@@ -166,14 +169,15 @@ class Client:
     def cut(self, frame: bytes) -> None:
         """End an answer that cannot be completed: write an error in the stream's own form, and close without an end.
 
-        Chunked clients miss the last chunk, sized ones bytes (and get no frame, which would pass for body). HTTP/1.0
-        clients, for whom any proper close is an end, get a reset behind what the kernel has delivered.
+        Chunked clients miss the last chunk, sized ones bytes (and get no frame, which would pass for body, as it would
+        inside a chunk). HTTP/1.0 clients, for whom any proper close is an end, get a reset behind what the kernel has
+        delivered.
         """
         if self.finished:
             return
         if self.framing is Framing.LENGTH:
             self._head = b""
-        else:
+        elif not self.inside_chunk:
             self.write(frame)
         self.keep_alive = False
         self._closing = True

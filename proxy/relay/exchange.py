@@ -322,6 +322,7 @@ class Transfer:
             self._connection.abort()
 
     def _fail(self, failure: Failure, detail: str) -> None:
+        self._client.inside_chunk = self._piping and self._chunks is not None and not self._chunks.at_boundary
         self._end(AttemptError(failure, detail, committed=self._client.committed))
 
     def _end(self, error: Exception | None) -> None:

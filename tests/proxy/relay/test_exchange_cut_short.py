@@ -54,6 +54,29 @@ async def test_an_engine_killed_in_mid_stream_never_looks_finished(rig: Rig) -> 
     assert rig.errors[0].committed
 
 
+@pytest.mark.parametrize(("half", "told"), [(0, True), (20, False)])
+async def test_an_error_is_told_only_between_chunks(rig: Rig, half: int, told: bool) -> None:
+    more = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        call.write(CHUNKED_OK, chunk(LINES[0]))
+        await more.wait()
+        call.write(chunk(LINES[1])[:half])
+        await call.writer.drain()
+        call.writer.close()
+
+    rig.engine.script = script
+    client = await rig.connect()
+    client.post()
+    begun = await client.reader.readuntil(LINES[0] + b"\r\n")
+    more.set()
+    rest = await client.reader.read()
+    assert not begun.endswith(LAST)
+    assert rest.startswith(chunk(LINES[1])[:half])
+    assert (b"engine died" in rest) is told
+    assert LAST not in rest
+
+
 async def test_a_sized_answer_cut_short_never_looks_finished(rig: Rig) -> None:
     async def script(call: Call) -> None:
         call.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this")
