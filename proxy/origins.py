@@ -7,6 +7,7 @@ browser, DNS rebinding included; they are no access control for programs.
 import ipaddress
 import socket
 from collections.abc import Sequence
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "0.0.0.0", "[::1]")
@@ -55,12 +56,7 @@ class Origins:
         """Whether a request may name this host: on a loopback listener only names that mean this machine or network."""
         if not self._loopback:
             return True
-        name = _name(host.lower())
-        try:
-            address = ipaddress.ip_address(name.strip("[]"))
-        except ValueError:
-            return name in {"", "localhost", self._hostname} or name.endswith(LOCAL_SUFFIXES)
-        return address.is_loopback or address.is_private or address.is_unspecified
+        return _means_us(_name(host.lower()), self._hostname)
 
     def response_headers(self, origin: str | None, host: str) -> list[tuple[str, str]]:
         """CORS headers of an answer to a page; none for programs, which send no Origin."""
@@ -79,6 +75,15 @@ class Origins:
             ("Allow", allow),
             *self.response_headers(origin, host),
         ]
+
+
+@lru_cache(maxsize=256)  # clients name the same few hosts in every request
+def _means_us(name: str, hostname: str) -> bool:
+    try:
+        address = ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return name in {"", "localhost", hostname} or name.endswith(LOCAL_SUFFIXES)
+    return address.is_loopback or address.is_private or address.is_unspecified
 
 
 def _name(authority: str) -> str:
