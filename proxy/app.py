@@ -26,8 +26,8 @@ from proxy.backends.statedir import StateDirError
 from proxy.catalog import Catalog
 from proxy.config import Config, LimitsConfig, Paths, resolve
 from proxy.config_sources import ConfigError, LoadedConfig
-from proxy.config_text import shown_url
 from proxy.dispatcher import Dispatcher
+from proxy.endpoint import shown_url
 from proxy.inference import Inference
 from proxy.listener import ListenError, is_loopback, open_sockets, shown
 from proxy.origins import Origins
@@ -49,6 +49,10 @@ log = structlog.get_logger("slotgate")
 
 ENGINE_GRACE_S = 10.0
 """After draining, engines get this long between SIGTERM and SIGKILL."""
+CUT_S = 1.0
+"""Requests that the stop cuts get this long to tell their clients."""
+SHUTDOWN_S = 0.1
+"""Then what is left of the connections gets this long."""
 STATUS_EVERY_S = 5.0
 """How often systemd's status line is refreshed."""
 
@@ -98,15 +102,31 @@ class App:
         Raises:
             one of START_ERRORS: it could not be started; everything that was is stopped again.
         """
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._signalled, number)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+            loop.add_signal_handler(number, self._signalled, number)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         async with contextlib.AsyncExitStack() as stack:
-            await self._build(stack)
+            if not await self._build_unless_stopped(stack):
+                return
             await self._stop.wait()
             self._notifier.stopping("draining")
             await self._drain()
         log.info("stopped")
+
+    async def _build_unless_stopped(self, stack: contextlib.AsyncExitStack) -> bool:
+        """Start everything; False: a signal came before that was done."""
+        building = self._tasks.start(self._build(stack), "start")
+        stopped = self._tasks.start(self._stop.wait(), "stopped while starting")
+        await asyncio.wait({building, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not building.done():
+            building.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await building
+            return False
+        await building
+        return True
 
     async def _build(self, stack: contextlib.AsyncExitStack) -> None:
         """Start everything; the stack holds how each part is stopped, in reverse order."""
@@ -132,9 +152,10 @@ class App:
         await self.admin.start(self._paths.admin_socket)
         stack.push_async_callback(self.admin.close)
         await fleet.start()
-        stack.push_async_callback(fleet.stop, ENGINE_GRACE_S)
+        stack.push_async_callback(self._stop_fleet)
         dispatcher.start()
         self._inference = Inference(dispatcher, fleet, self.pools, limits)
+        stack.push_async_callback(self._inference.close)
         catalog = Catalog(dispatcher, fleet)
         self._server = Server(self._inference, catalog, self.book, limits, self._origins(config))
         await self._listen(self._server, stack)
@@ -204,15 +225,10 @@ class App:
     async def _listen(self, server: Server, stack: contextlib.AsyncExitStack) -> None:
         limits = self._config.limits
         self.frontend = frontend = Frontend(server.answer)
-        stack.push_async_callback(frontend.shutdown, 1.0)
-        sweeper = Sweeper(
-            frontend,
-            header_timeout_s=limits.header_timeout_s,
-            body_timeout_s=limits.body_timeout_s,
-            idle_timeout_s=limits.keepalive_timeout_s,
-            write_timeout_s=limits.write_timeout_s,
-        )
-        self._tasks.start(sweeper.run(), "sweeper")
+        stack.push_async_callback(frontend.shutdown, SHUTDOWN_S)
+        self._sweeper = Sweeper(frontend)
+        self._limit_clients(limits)
+        self._tasks.start(self._sweeper.run(), "sweeper")
         loop = asyncio.get_running_loop()
         self._listeners = []
         for each in self._sockets:
@@ -222,25 +238,39 @@ class App:
                 listener = await loop.create_server(frontend, sock=each)
             self._listeners.append(listener)
 
+    def _limit_clients(self, limits: LimitsConfig) -> None:
+        self._sweeper.set_limits(
+            header_timeout_s=limits.header_timeout_s,
+            body_timeout_s=limits.body_timeout_s,
+            idle_timeout_s=limits.keepalive_timeout_s,
+            write_timeout_s=limits.write_timeout_s,
+        )
+
     def _origins(self, config: Config) -> Origins:
         return Origins(config.origins, loopback=all(map(is_loopback, self._sockets)))
 
     def _reload(self) -> None:
         """SIGHUP: take over limits and origins of the configuration as it is now, or nothing if it has an error."""
+        if not self.serving:
+            return  # it is just being read
         self._notifier.reloading()
         try:
             config = self._find_config().config
         except ConfigError as error:
             log.error("configuration not reloaded", problems=[str(problem) for problem in error.problems])
+        except Exception:
+            log.exception("configuration not reloaded")
         else:
             fixed = {"limits": config.limits, "origins": config.origins}
             if config.model_copy(update=fixed) != self._config.model_copy(update=fixed):
                 log.warning("some changes of the configuration need a restart", live=sorted(fixed))
             self._config = self._config.model_copy(update=fixed)
             self._inference.limits = self._server.limits = config.limits
+            self._limit_clients(config.limits)
             self._server.origins = self._origins(config)
-            policy = _policy(config.limits, self._dispatcher.scheduler.policy)
-            self._dispatcher.feed(events.PolicyChanged(policy))
+            before = self._dispatcher.scheduler.policy
+            if (policy := _policy(config.limits, before)) != before:
+                self._dispatcher.feed(events.PolicyChanged(msgspec.structs.replace(policy, version=before.version + 1)))
             log.info("configuration reloaded")
         self._notifier.ready(self._summary())
 
@@ -264,6 +294,14 @@ class App:
             await asyncio.wait(waits, timeout=self._config.limits.drain_s, return_when=asyncio.FIRST_COMPLETED)
             if self._dispatcher.requests:
                 log.warning("requests cut by the stop", requests=self._dispatcher.requests)
+                self._idle.clear()
+                self._dispatcher.end_all()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CUT_S):
+                        await self._idle.wait()
+
+    async def _stop_fleet(self) -> None:
+        await self._fleet.stop(0.0 if self._stop_now.is_set() else ENGINE_GRACE_S)
 
     def _close_sockets(self) -> None:
         for each in self._sockets:

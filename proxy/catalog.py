@@ -103,7 +103,7 @@ class Catalog:
         for view, facts in self._facts():
             for model in facts.models:
                 if canonical(model.name) == name:
-                    if view.health is not Health.DOWN:
+                    if view.health in (Health.READY, Health.SUSPECT, Health.DRAINING):
                         return view, facts, model
                     fallback = fallback or (view, facts, model)
         if fallback is None:

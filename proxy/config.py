@@ -190,8 +190,10 @@ class LimitsConfig(Section):
     """Longest wait for a slot."""
     max_body_bytes: PositiveInt = 64 * 1024 * 1024
     """Largest request body."""
+    max_open_bytes: PositiveInt = 1024 * 1024 * 1024
+    """Request bodies that are held at once, waiting and running; beyond it requests are refused."""
     max_attempts: PositiveInt = 3
-    """Backends tried for one request before the first byte of an answer."""
+    """Failed attempts at one request before the first byte of an answer, after which it is given up."""
     heartbeat_after_s: Seconds = 20.0
     """A streamed request that waited this long gets its head and heartbeats; until then a clean error is possible."""
     heartbeat_every_s: Seconds = 15.0
@@ -199,7 +201,7 @@ class LimitsConfig(Section):
     header_timeout_s: Seconds = 10.0
     """A client that has not sent its whole request head by then is disconnected."""
     body_timeout_s: Seconds = 30.0
-    """A client that sends nothing of its body for this long is disconnected."""
+    """A client that sends less than 4 KiB of its body within this time, and not its end, is disconnected."""
     keepalive_timeout_s: Seconds = 75.0
     """Idle client connections are closed after this time."""
     stall_timeout_s: Seconds = 600.0

@@ -6,7 +6,6 @@ Reads no files and decides nothing.
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from pydantic.fields import FieldInfo
 
@@ -23,19 +22,9 @@ from proxy.config_tree import (
     toml_value,
     type_text,
 )
+from proxy.endpoint import MASK, shown_url
 
-MASK = "********"
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
-
-
-def shown_url(url: str) -> str:
-    """A URL without its password, also where it stands in the query."""
-    parts = urlsplit(url)
-    if parts.password is not None:
-        user, _, place = parts.netloc.rpartition("@")
-        url = url.replace(parts.netloc, f"{user.partition(':')[0]}:{MASK}@{place}", 1)
-    base, mark, query = url.partition("?")
-    return base + mark + re.sub(r"((?:^|&)[^=&]*passw[^=&]*=)[^&]*", rf"\g<1>{MASK}", query, flags=re.IGNORECASE)
 
 
 def shown(config: Config) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The run loop: feeds events to the scheduler and performs its effects. Nothing here decides anything.
 
-A request's task asks `submit` for a `Ticketed` and waits for its placements; every other part of the proxy calls
+A request's task asks `submit` for a `Ticketed` and waits for its assignments; every other part of the proxy calls
 `feed`. All of it runs on one event loop, so there are no locks, and an effect is performed before the next event.
 """
 
@@ -41,7 +41,7 @@ class Engines(Protocol):
         ...
 
 
-class Placement(msgspec.Struct, frozen=True):
+class Assignment(msgspec.Struct, frozen=True):
     """A backend that the request may be sent to now."""
 
     backend_id: str
@@ -61,15 +61,19 @@ class Refused(Exception):
 
 
 class Ticketed:
-    """One request's side of the dispatcher: its placements, and what it tells back."""
+    """One request's side of the dispatcher: its assignments, and what it tells back."""
 
     def __init__(self, dispatcher: "Dispatcher", request: Request) -> None:
         self.request = request
+        self.cut = False
+        """The proxy stops and ends the request: its task is cancelled although the client is still there."""
         self._dispatcher = dispatcher
-        self._next: asyncio.Future[Placement] = dispatcher.loop.create_future()
+        self._task = asyncio.current_task()
+        self._next: asyncio.Future[Assignment] = dispatcher.loop.create_future()
+        self._sent = False
         self._over = False
 
-    async def placement(self) -> Placement:
+    async def assignment(self) -> Assignment:
         """Wait for a backend.
 
         Raises:
@@ -77,13 +81,18 @@ class Ticketed:
         """
         return await self._next
 
+    def sending(self) -> None:
+        """The request is about to be sent: from here on the engine may work on it."""
+        self._sent = True
+
     def started(self) -> None:
         """The first byte of the engine's answer is about to go out."""
         self._dispatcher.feed(events.AnswerStarted(self.request.id))
 
     def failed(self, failure: Failure, detail: str) -> None:
-        """The attempt failed before its first byte; await `placement` again."""
+        """The attempt failed before its first byte; await `assignment` again."""
         self._next = self._dispatcher.loop.create_future()
+        self._sent = False
         self._dispatcher.feed(events.AttemptFailed(self.request.id, failure, detail))
 
     def ended(self, outcome: Outcome) -> None:
@@ -92,11 +101,15 @@ class Ticketed:
         self._dispatcher.feed(events.RequestEnded(self.request.id, outcome))
 
     def close(self) -> None:
-        """Whatever happened: if nobody said how it ended, the client left."""
+        """Whatever happened: if nobody said how it ended, the client left. Its seat is free if nothing was sent."""
         self._dispatcher.forget(self.request.id)
-        if not self._over:
-            self._over = True
+        if self._over:
+            return
+        self._over = True
+        if self._sent:
             self._dispatcher.feed(events.ClientLeft(self.request.id))
+        else:
+            self._dispatcher.feed(events.RequestEnded(self.request.id, Outcome.REJECTED))
 
     def settle(self, effect: effects.Dispatch | effects.Reject) -> None:
         """Wake the waiting task (for the dispatcher)."""
@@ -105,9 +118,15 @@ class Ticketed:
         if self._next.done():
             return
         if isinstance(effect, effects.Dispatch):
-            self._next.set_result(Placement(effect.backend_id, effect.decision, effect.attempt))
+            self._next.set_result(Assignment(effect.backend_id, effect.decision, effect.attempt))
         else:
             self._next.set_exception(Refused(effect))
+
+    def end(self) -> None:
+        """The proxy stops now: cancel the request's task, which then tells its client."""
+        self.cut = True
+        if self._task is not None:
+            self._task.cancel()
 
 
 class Dispatcher:
@@ -122,6 +141,8 @@ class Dispatcher:
         """What is known of each backend, as last told to the scheduler."""
         self._store = store
         self._store_ids: dict[str, str] = {}
+        self._leased_at: dict[str, str] = {}
+        """Nonce of each claim -> the store's name of its backend."""
         self._hostname = socket.gethostname()
         self._clock = clock
         self._ticketed: dict[str, Ticketed] = {}
@@ -139,11 +160,20 @@ class Dispatcher:
         await self._tasks.close()
 
     def submit(self, request: Request) -> Ticketed:
-        """Hand a request to the scheduler."""
+        """Hand the current task's request to the scheduler."""
         ticketed = Ticketed(self, request)
         self._ticketed[request.id] = ticketed
-        self.feed(events.RequestArrived(request))
+        try:
+            self.feed(events.RequestArrived(request))
+        except BaseException:
+            self.forget(request.id)
+            raise
         return ticketed
+
+    def end_all(self) -> None:
+        """End all requests now; each client is told."""
+        for ticketed in list(self._ticketed.values()):
+            ticketed.end()
 
     def forget(self, request_id: str) -> None:
         """The request's task is over."""
@@ -179,7 +209,7 @@ class Dispatcher:
             case effects.Claim():
                 self._tasks.start(self._claim(effect), "claim")
             case effects.Release():
-                self._tasks.start(self._release(effect), "release")
+                self._release(effect)
             case effects.WakeAt():
                 self._wake_at(effect.at_s)
             case effects.Look():
@@ -226,21 +256,27 @@ class Dispatcher:
 
     async def _claim(self, effect: effects.Claim) -> None:
         backend_id = effect.backend_id
-        reply = await self._store.claim(
-            self._store_id(backend_id),
-            effect.nonce,
-            effect.seats,
-            effect.running_limit,
-            self._store_epoch(backend_id),
-        )
+        # Remembered: a restart may give the backend another address before the lease is given back.
+        store_id = self._leased_at[effect.nonce] = self._store_id(backend_id)
+        try:
+            reply = await self._store.claim(
+                store_id, effect.nonce, effect.seats, effect.running_limit, self._store_epoch(backend_id)
+            )
+        except Exception:
+            log.exception("claim failed", backend=backend_id, request=effect.request_id)
+            self._store.give_back(self._leased_at.pop(effect.nonce), effect.nonce)
+            self.feed(events.ClaimRefused(effect.request_id, effect.nonce, seats_elsewhere=0))
+            return
         if reply.granted:
             self.feed(events.ClaimGranted(effect.request_id, effect.nonce))
-        else:
-            elsewhere = max(0, reply.seats_elsewhere)
-            self.feed(events.ClaimRefused(effect.request_id, effect.nonce, elsewhere, reply.draining, reply.epoch))
+            return
+        self._leased_at.pop(effect.nonce, None)
+        elsewhere = max(0, reply.seats_elsewhere)
+        self.feed(events.ClaimRefused(effect.request_id, effect.nonce, elsewhere, reply.draining, reply.epoch))
 
-    async def _release(self, effect: effects.Release) -> None:
-        await self._store.release(self._store_id(effect.backend_id), effect.nonce)
+    def _release(self, effect: effects.Release) -> None:
+        store_id = self._leased_at.pop(effect.nonce, None) or self._store_id(effect.backend_id)
+        self._store.give_back(store_id, effect.nonce)
 
     def _wake_at(self, at_s: float) -> None:
         if self._wake is not None:
@@ -253,12 +289,18 @@ class Dispatcher:
 
     async def _watch_occupancy(self) -> None:
         while True:
-            asked_at_s = self._clock()
-            ids = {self._store_id(backend_id): backend_id for backend_id in self.backends}
-            for store_id, seats in (await self._store.occupancy(ids)).items():
-                elsewhere = max(0, seats.seats_elsewhere)
-                self.feed(events.OccupancyReported(ids[store_id], elsewhere, asked_at_s, seats.draining))
+            try:
+                await self._ask_occupancy()
+            except Exception:
+                log.exception("occupancy not read")
             await asyncio.sleep(OCCUPANCY_EVERY_S)
+
+    async def _ask_occupancy(self) -> None:
+        asked_at_s = self._clock()
+        ids = {self._store_id(backend_id): backend_id for backend_id in self.backends}
+        for store_id, seats in (await self._store.occupancy(ids)).items():
+            elsewhere = max(0, seats.seats_elsewhere)
+            self.feed(events.OccupancyReported(ids[store_id], elsewhere, asked_at_s, seats.draining))
 
     async def drain(self, backend_id: str, *, drain: bool) -> None:
         """Drain a backend, or give it work again, in all proxies of the fleet."""

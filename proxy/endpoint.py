@@ -1,6 +1,12 @@
 """Where and how a backend is reached."""
 
+import re
+from urllib.parse import urlsplit
+
 import msgspec
+
+MASK = "********"
+"""Stands where a secret stood."""
 
 
 class Endpoint(msgspec.Struct, frozen=True):
@@ -58,3 +64,13 @@ def identity(endpoint: Endpoint, hostname: str) -> str:
     local = endpoint.address == "localhost" or endpoint.address.startswith("127.") or endpoint.address == "::1"
     place = f"{endpoint.address}:{endpoint.port}{endpoint.prefix}"
     return f"{hostname}/{place}" if local else place
+
+
+def shown_url(url: str) -> str:
+    """A URL without its password, also where it stands in the query."""
+    parts = urlsplit(url)
+    if parts.password is not None:
+        user, _, place = parts.netloc.rpartition("@")
+        url = url.replace(parts.netloc, f"{user.partition(':')[0]}:{MASK}@{place}", 1)
+    base, mark, query = url.partition("?")
+    return base + mark + re.sub(r"((?:^|&)[^=&]*passw[^=&]*=)[^&]*", rf"\g<1>{MASK}", query, flags=re.IGNORECASE)

@@ -15,20 +15,28 @@ from proxy.backends.control import Control, ProbeError
 from proxy.backends.fleet import Fleet
 from proxy.config import LimitsConfig
 from proxy.dialects import Call, ClientError, Plan
-from proxy.dispatcher import Dispatcher, Placement, Refused, Ticketed
+from proxy.dispatcher import Assignment, Dispatcher, Refused, Ticketed
 from proxy.pools import Pools
 from proxy.relay import AttemptError, Client, exchange
 from proxy.requests import RequestRecord
+from proxy.tasks import Tasks
 from proxy.telemetry.access_log import Phase
-from scheduler.domain import Decision, Engine, Operation, Outcome, Request
+from scheduler.domain import Decision, Operation, Outcome, Request
 from scheduler.names import canonical
+from scheduler.residencies import unloadable
 
 log = structlog.get_logger("slotgate.inference")
 
 Headers = list[tuple[str, str]]
 
+STOPPED_RETRY_AFTER_S = 5.0
+"""A restart takes about so long."""
 UNLOAD_TIMEOUT_S = 10.0
 """Ollama answers an unload at once, whatever still runs."""
+
+
+SHOWN = 3
+"""Candidates and rejections that the header names: it costs on every request."""
 
 
 class Heartbeats:
@@ -76,6 +84,11 @@ class Inference:
         self._pools = pools
         self.limits = limits
         self._clock = clock
+        self._tasks = Tasks()
+
+    async def close(self) -> None:
+        """End what runs beside the requests."""
+        await self._tasks.close()
 
     async def run(self, call: Call, client: Client, record: RequestRecord, headers: Headers) -> None:
         """Answer the client. Whatever happens: it gets an answer, sees its connection aborted, or is gone.
@@ -85,6 +98,9 @@ class Inference:
             client: its side.
             record: filled in with what happens.
             headers: added to the answer.
+
+        Raises:
+            asyncio.CancelledError: the client left.
         """
         request = Request(
             id=record.id,
@@ -115,6 +131,10 @@ class Inference:
             record.detail = error.message
             ticketed.ended(Outcome.REJECTED)
             self._answer_error(call, client, record, error, headers)
+        except asyncio.CancelledError:
+            if not ticketed.cut:
+                raise
+            self._tell_stop(call, client, record, headers)
         finally:
             heartbeats.stop()
             ticketed.close()
@@ -123,15 +143,15 @@ class Inference:
         self, call: Call, client: Client, record: RequestRecord, ticketed: Ticketed, beats: Heartbeats, headers: Headers
     ) -> None:
         while True:
-            placement = await ticketed.placement()
-            record.placed(placement.backend_id, self._clock())
+            assignment = await ticketed.assignment()
+            record.placed(assignment.backend_id, self._clock())
             try:
-                done = await self._attempt(call, client, record, ticketed, beats, headers, placement)
+                done = await self._attempt(call, client, record, ticketed, beats, headers, assignment)
             except AttemptError as error:
                 log.info(
                     "attempt failed",
                     request=record.id,
-                    backend=placement.backend_id,
+                    backend=assignment.backend_id,
                     failure=error.failure.value,
                     detail=error.detail,
                 )
@@ -150,31 +170,33 @@ class Inference:
         ticketed: Ticketed,
         beats: Heartbeats,
         headers: Headers,
-        placement: Placement,
+        assignment: Assignment,
     ) -> Outcome:
-        backend = self._dispatcher.backends.get(placement.backend_id)
-        facts = self._fleet.facts(placement.backend_id)
+        backend = self._dispatcher.backends.get(assignment.backend_id)
+        facts = self._fleet.facts(assignment.backend_id)
         if backend is None or facts is None:
-            raise self._pools.gone(placement.backend_id)
+            raise self._pools.gone(assignment.backend_id)
         if (local := dialects.local_reply(call, backend.engine)) is not None:
             status, local_headers, body = local
             record.status = status
-            client.reply(status, local_headers + headers + explain(record, placement.decision), body)
+            client.reply(status, local_headers + headers + explain(record, assignment.decision), body)
             return Outcome.DONE
-        if call.operation is Operation.UNLOAD:
-            await self._unload_elsewhere(call, placement.backend_id)
+        if call.operation is Operation.UNLOAD and record.attempts == 1:
+            self._tasks.start(self._unload_elsewhere(call, assignment.backend_id), "unload elsewhere")
         plan = dialects.plan(call, backend, facts)
 
         def first_byte() -> None:
             beats.stop()
             record.first_byte_s = self._clock()
             record.phase = Phase.DATA
-            headers.extend(explain(record, placement.decision))
+            headers.extend(explain(record, assignment.decision))
             ticketed.started()
 
+        pool = self._pools.of(assignment.backend_id)
+        ticketed.sending()
         try:
             exchanged = await exchange(
-                self._pools.of(placement.backend_id),
+                pool,
                 plan.outgoing,
                 client,
                 transform=plan.transform,
@@ -199,17 +221,19 @@ class Inference:
             client.cut(dialects.error_frame(call, message))
         return Outcome.ENGINE_REFUSED
 
+    def _tell_stop(self, call: Call, client: Client, record: RequestRecord, headers: Headers) -> None:
+        """The proxy stops before the request is done."""
+        if (task := asyncio.current_task()) is not None:
+            task.uncancel()
+        record.outcome = Outcome.REJECTED
+        record.detail = "slotgate stops"
+        error = ClientError(503, "slotgate is shutting down")
+        self._answer_error(call, client, record, error, headers, STOPPED_RETRY_AFTER_S)
+
     async def _unload_elsewhere(self, call: Call, asked: str) -> None:
         """A client that unloads a model means all of its copies; the Ollama at `asked` gets its own request."""
-        model = canonical(call.model or "")
         snapshot = self._dispatcher.scheduler.snapshot(self._clock())
-        others = [
-            view.backend.id
-            for view in snapshot.backends
-            if view.backend.id != asked
-            and view.backend.engine is Engine.OLLAMA
-            and any(residency.model == model for residency in view.residencies)
-        ]
+        others = set(unloadable(snapshot, canonical(call.model or ""))) - {asked}
         await asyncio.gather(*(self._unload(backend_id, call) for backend_id in others))
 
     async def _unload(self, backend_id: str, call: Call) -> None:
@@ -259,7 +283,7 @@ def explain(record: RequestRecord, decision: Decision | None) -> Headers:
     timing = f"queue;dur={(record.queued_s or 0.0) * 1000:.1f}"
     if record.first_byte_s is not None:
         timing += f", first;dur={(record.first_byte_s - record.arrived_s) * 1000:.1f}"
-    headers = [("X-Slotgate-Request", record.id), ("Server-Timing", timing)]
+    headers = [("Server-Timing", timing)]
     if record.backend is not None:
         headers.append(("X-Slotgate-Backend", record.backend))
     if decision is not None:
@@ -274,11 +298,16 @@ def decision_text(decision: Decision) -> str:
     """
     ranking = ", ".join(
         f"{candidate.backend_id}={candidate.cost_ms:.1f}ms"
-        f"({','.join(f'{name}={value:.1f}' for name, value in candidate.terms_ms.items() if value)})"
-        for candidate in decision.ranking[:8]
+        f"({','.join([f'{name}={value:.1f}' for name, value in candidate.terms_ms.items() if value])})"
+        for candidate in decision.ranking[:SHOWN]
     )
-    rejected = ", ".join(f"{name}:{why.value}" for name, why in list(decision.rejections.items())[:8])
-    return f"{ranking}; {rejected}" if rejected else ranking
+    if len(decision.ranking) > SHOWN:
+        ranking += f", {len(decision.ranking) - SHOWN} more"
+    if not decision.rejections:
+        return ranking
+    rejected = [f"{name}:{why.value}" for name, why in decision.rejections.items()]
+    more = f", {len(rejected) - SHOWN} more" if len(rejected) > SHOWN else ""
+    return f"{ranking}; {', '.join(rejected[:SHOWN])}{more}"
 
 
 def refusal_text(body: bytes) -> str:

@@ -39,6 +39,8 @@ class Server:
         self._book = book
         self.limits = limits
         self.origins = origins
+        self._open_bytes = 0
+        """Size of the bodies of all requests that are being answered."""
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request, and account for it whatever happens."""
@@ -74,7 +76,7 @@ class Server:
         if request.method == "OPTIONS" and origin is not None:
             self._preflight(request, client, record, origins.preflight_headers(origin, host, _asked_method(request)))
             return
-        headers = origins.response_headers(origin, host)
+        headers = [("X-Slotgate-Request", record.id), *origins.response_headers(origin, host)]
         found = dialects.find(request.method, request.raw_path)
         if isinstance(found, RouteError):
             self._reply(client, record, found.status, found.headers + headers, found.body)
@@ -98,10 +100,16 @@ class Server:
             status, local_headers, answer = await self._catalog.answer(route, body)
             self._reply(client, record, status, local_headers + headers, answer)
             return
+        if self._open_bytes + len(body) > self.limits.max_open_bytes:
+            raise ClientError(HTTPStatus.SERVICE_UNAVAILABLE, "too many large requests are open; try again later")
         call = dialects.read_call(route, body, request.headers.items())
         record.operation = call.operation.value
         record.model = call.model
-        await self._inference.run(call, client, record, headers)
+        self._open_bytes += len(body)
+        try:
+            await self._inference.run(call, client, record, headers)
+        finally:
+            self._open_bytes -= len(body)
 
     def _preflight(self, request: web.BaseRequest, client: Client, record: RequestRecord, headers: Headers) -> None:
         found = dialects.find(_asked_method(request), request.raw_path)

@@ -95,7 +95,7 @@ class Scheduler:
             events.UndrainRequested: lambda event: self._signal(event.backend_id, Signal.UNDRAIN),
             events.PolicyChanged: self._policy_changed,
             events.StoppingAnnounced: self._stopping_announced,
-            events.TimePassed: lambda _event: None,
+            events.TimePassed: self._time_passed,
         }
 
     def handle(self, event: events.Event, now_s: float) -> tuple[Effect, ...]:
@@ -258,6 +258,10 @@ class Scheduler:
             self._reject(ticket, Rejection.RETRIES_SPENT, "so many attempts fail that none is repeated for now")
         else:
             self._place(ticket)
+
+    def _time_passed(self, _event: events.TimePassed) -> None:
+        """A timer may go off a little early: what it was for is asked for again."""
+        self._wake_at_s = inf
 
     def _request_ended(self, event: events.RequestEnded) -> None:
         ticket = self._open.get(event.request_id)

@@ -14,8 +14,9 @@ from typing import Any
 import structlog
 from redis.exceptions import NoScriptError, ResponseError
 
+from proxy.endpoint import shown_url
 from proxy.store.scripts import SCRIPTS, Script
-from proxy.store.trouble import StoreDown, StoreSlow, Trouble, shown_url, trouble_of, version_trouble
+from proxy.store.trouble import StoreDown, StoreSlow, Trouble, trouble_of, version_trouble
 from proxy.store.wire import Command, Wire, WireBroken
 from proxy.tasks import Tasks
 

@@ -141,7 +141,7 @@ class Store:
             return self._claim_alone(backend_id, nonce)
         except BaseException:  # cancelled: the caller never learns of a grant
             if holding.stand is Stand.ASKED:
-                self._give_up(backend_id, nonce)
+                self.give_back(backend_id, nonce)
             raise
         granted, total, mine, known = bool(reply[0]), reply[1], reply[2], reply[4]
         if granted:
@@ -163,6 +163,15 @@ class Store:
             return known  # told when the store is back
         self._holdings.forget(backend_id, nonce)
         return freed > 0
+
+    def give_back(self, backend_id: str, nonce: str) -> None:
+        """Release a lease without waiting for the answer; if that is lost, the next renewal tells it again.
+
+        Also undoes a claim whose answer nobody waits for: on the one connection it comes after the claim itself.
+        """
+        self._holdings.give_back(backend_id, nonce, self._now_s())
+        keys, arguments = (self._keys.leases(backend_id),), (self._prefix, nonce)
+        self._post(RELEASE, keys, arguments, lambda _freed: self._holdings.forget(backend_id, nonce))
 
     async def renew(self) -> list[LostLease]:
         """Renew all that this proxy holds, in one write; returns what is gone. Runs by itself every third of a lease
@@ -349,12 +358,6 @@ class Store:
         if (answer := self._link.post(script, keys, arguments)) is not None:
             answer.add_done_callback(heard)
         return answer
-
-    def _give_up(self, backend_id: str, nonce: str) -> None:
-        """Undo a claim whose answer nobody waits for; on the one connection this comes after the claim itself."""
-        self._holdings.give_back(backend_id, nonce, self._now_s())
-        keys, arguments = (self._keys.leases(backend_id),), (self._prefix, nonce)
-        self._post(RELEASE, keys, arguments, lambda _freed: self._holdings.forget(backend_id, nonce))
 
     def _claim_alone(self, backend_id: str, nonce: str) -> ClaimReply:
         granted, mine = self._holdings.decide_alone(

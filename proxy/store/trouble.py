@@ -1,7 +1,6 @@
 """What can be wrong with the store, told from its errors, worded for the operator. Decides nothing."""
 
 from enum import StrEnum
-from urllib.parse import urlsplit
 
 import msgspec
 from redis import exceptions
@@ -78,14 +77,6 @@ class StoreDown(Exception):
 
 class StoreSlow(Exception):
     """No answer within the deadline."""
-
-
-def shown_url(url: str) -> str:
-    """The URL as it may be logged: without password, and without the query, which may carry one."""
-    parts = urlsplit(url)
-    place = parts.netloc.rpartition("@")[2]
-    user = f"{parts.username}:***@" if parts.username else "***@" if parts.password else ""
-    return f"{parts.scheme}://{user}{place}{parts.path}"
 
 
 def trouble_of(error: BaseException) -> Trouble:

@@ -9,6 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from proxy.app import App
+from proxy.config import Config, resolve
+from proxy.config_sources import LoadedConfig
 from tests.proxy.box import MODEL, box, emulated
 from tests.slotgate_process import slotgate
 from tests.wait import until, until_sync
@@ -88,3 +91,67 @@ async def test_requests_before_any_backend_answered_wait_for_one(tmp_path: Path)
         answer = await running.generate()
 
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+async def test_a_stop_that_cuts_a_stream_tells_its_client(tmp_path: Path, version: str) -> None:
+    async with box(tmp_path, [emulated(speed=0.05)], limits={"drain_s": 0.1}) as running:
+        reader, writer = await asyncio.open_connection(*running.address)
+        body = b'{"model":"smol","prompt":"x"}'
+        writer.write(
+            b"POST /api/generate HTTP/%s\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s"
+            % (version.encode(), len(body), body)
+        )
+        begun = await reader.readuntil(b'"done":false}\n')
+        running.app.stop()
+        rest = b""
+        clean = True
+        try:
+            rest = await reader.read()
+        except ConnectionResetError:
+            clean = False
+        writer.close()
+        [ended] = await running.ended(1)
+
+    assert ended.termination == "SD"
+    assert not rest.endswith(b"0\r\n\r\n")
+    assert b'"done":true' not in begun + rest
+    if version == "1.1":
+        assert b"shutting down" in rest
+    else:
+        assert not clean, "a clean end would look finished"
+
+
+async def test_a_stop_tells_those_that_wait(tmp_path: Path) -> None:
+    async with box(tmp_path, [emulated(slots=1, speed=0.05)], limits={"drain_s": 0.1}) as running:
+        first = asyncio.ensure_future(running.generate())
+        await until(lambda: running.app.requests == 1, "a request runs")
+        second = asyncio.ensure_future(running.generate())
+        await until(lambda: running.app.requests == 2, "a request waits")
+        running.app.stop()
+        answers = await asyncio.gather(first, second)
+
+    assert [answer.status_code for answer in answers] == [503, 503]
+    assert all("shutting down" in answer.json()["error"] for answer in answers)
+
+
+async def test_a_stop_while_starting_leaves_nothing(tmp_path: Path) -> None:
+    made = Config.model_validate({"listen": "127.0.0.1:0", "state_dir": tmp_path / "state"})
+    app = App(made, resolve(made, {}), None, lambda: LoadedConfig(made, {}))
+    app.stop()
+
+    await app.serve()
+
+    assert not app.serving
+    assert not (tmp_path / "state" / "admin.sock").exists()
+
+
+async def test_open_bodies_are_bounded_together(tmp_path: Path) -> None:
+    async with box(tmp_path, [emulated(slots=1, speed=0.05)], limits={"max_open_bytes": 3000}) as running:
+        first = asyncio.ensure_future(running.generate("x" * 2000))
+        await until(lambda: running.app.requests == 1, "a request runs")
+        refused = await running.generate("y" * 2000)
+        first.cancel()
+
+    assert refused.status_code == 503
+    assert "too many large requests" in refused.json()["error"]

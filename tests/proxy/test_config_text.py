@@ -8,7 +8,8 @@ import pytest
 
 from proxy.config import BackendConfig, Config, LimitsConfig, LogConfig, RestartConfig, Section, StoreConfig
 from proxy.config_sources import LoadedConfig, load_config
-from proxy.config_text import MASK, json_schema, option_tables, render_toml, shown, shown_url
+from proxy.config_text import json_schema, option_tables, render_toml, shown
+from proxy.endpoint import MASK
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 SECRETS = ("hunter2", "sesame", "tok-1", "flag-1", "flag-2")
@@ -36,19 +37,6 @@ def test_secrets_are_masked_everywhere(loaded: LoadedConfig) -> None:
         assert MASK in text
         assert "/keys" in text
         assert "OMP_NUM_THREADS" in text
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("redis://h:1/0", "redis://h:1/0"),
-        ("redis://u:p@h:1/0", f"redis://u:{MASK}@h:1/0"),
-        ("rediss://:p@h", f"rediss://:{MASK}@h"),
-        ("unix:///run/v.sock?db=1&password=p", f"unix:///run/v.sock?db=1&password={MASK}"),
-    ],
-)
-def test_urls_without_passwords(url: str, expected: str) -> None:
-    assert shown_url(url) == expected
 
 
 def test_the_toml_shown_can_be_loaded_again(loaded: LoadedConfig, tmp_path: Path) -> None:

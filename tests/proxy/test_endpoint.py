@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.endpoint import Endpoint, parse_endpoint
+from proxy.endpoint import MASK, Endpoint, parse_endpoint, shown_url
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,16 @@ def test_the_key_goes_into_a_header() -> None:
 def test_what_is_no_address_says_how_it_should_look(url: str) -> None:
     with pytest.raises(ValueError, match=r"write|needs|has no"):
         parse_endpoint(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("redis://h:1/0", "redis://h:1/0"),
+        ("redis://u:p@h:1/0", f"redis://u:{MASK}@h:1/0"),
+        ("rediss://:p@h", f"rediss://:{MASK}@h"),
+        ("unix:///run/v.sock?db=1&password=p", f"unix:///run/v.sock?db=1&password={MASK}"),
+    ],
+)
+def test_urls_without_passwords(url: str, expected: str) -> None:
+    assert shown_url(url) == expected

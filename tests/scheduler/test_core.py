@@ -348,3 +348,15 @@ def test_the_hash_seed_of_the_interpreter_changes_nothing() -> None:
 
     assert "Dispatch" in printed[0]
     assert printed[0] == printed[1]
+
+
+def test_a_timer_that_goes_off_early_is_set_again() -> None:
+    world = world_of("a", limit=1)
+    world.run(request("r1"))
+    world.arrive(request("r2"))
+    due_s = world.wake_at_s
+    assert due_s < float("inf")
+
+    early = world.scheduler.handle(events.TimePassed(), due_s - 0.0005)
+
+    assert of_type(early, effects.WakeAt) == [effects.WakeAt(due_s)]

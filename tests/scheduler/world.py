@@ -129,7 +129,7 @@ class World:
         self.now_s += TICK_S
         done = self.scheduler.handle(event, self.now_s)
         self.history.append((event, self.now_s, done))
-        if self.wake_at_s <= self.now_s:
+        if self.wake_at_s <= self.now_s or isinstance(event, events.TimePassed):
             self.wake_at_s = float("inf")
         for effect in done:
             self._take(effect)

@@ -239,3 +239,14 @@ def test_a_fleet_name_that_cannot_be_part_of_a_key_is_refused(fleet_name: str) -
 async def test_a_url_of_another_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="schemes"):
         await Store("http://localhost", fleet="f", proxy_id="p").start()
+
+
+async def test_giving_back_needs_no_waiting(open_store: OpenStore, raw: redis.Redis) -> None:
+    store = await open_store("a")
+    await store.claim("g0", "n1", 1, 1, 1)
+
+    store.give_back("g0", "n1")
+    granted = await store.claim("g0", "n2", 1, 1, 1)
+
+    assert granted.granted
+    assert granted.seats_total == 1

@@ -3,7 +3,7 @@
 import pytest
 from redis import exceptions
 
-from proxy.store.trouble import ADVICE, StoreSlow, TroubleKind, shown_url, trouble_of, version_trouble
+from proxy.store.trouble import ADVICE, StoreSlow, TroubleKind, trouble_of, version_trouble
 
 
 @pytest.mark.parametrize(
@@ -43,19 +43,6 @@ def test_a_wrapped_error_is_told_by_its_cause() -> None:
 
 def test_there_is_advice_for_every_kind() -> None:
     assert ADVICE.keys() == set(TroubleKind)
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("redis://box:6379/2", "redis://box:6379/2"),
-        ("redis://:secret@box", "redis://***@box"),
-        ("rediss://user:secret@box:1/0?password=secret", "rediss://user:***@box:1/0"),
-        ("unix:///run/s.sock?password=secret", "unix:///run/s.sock"),
-    ],
-)
-def test_no_password_is_shown(url: str, shown: str) -> None:
-    assert shown_url(url) == shown
 
 
 @pytest.mark.parametrize(
