@@ -13,6 +13,7 @@ from proxy import __version__, dialects
 from proxy.backends.control import Control, ProbeError
 from proxy.backends.fleet import Fleet
 from proxy.dialects import ClientError, Route, listing
+from proxy.dialects.contract import Headers
 from proxy.dialects.facts import EngineFacts, ModelFacts
 from proxy.dialects.listing import PsEntry, SlotEntry
 from proxy.dispatcher import Dispatcher
@@ -21,7 +22,6 @@ from scheduler.names import canonical
 
 log = structlog.get_logger("slotgate.catalog")
 
-Headers = list[tuple[str, str]]
 Reply = tuple[int, Headers, bytes]
 
 JSON = ("Content-Type", "application/json; charset=utf-8")

@@ -4,7 +4,7 @@ Reads no files and decides nothing.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic.fields import FieldInfo
@@ -35,12 +35,18 @@ def shown(config: Config) -> dict[str, Any]:
     for backend in values["backends"]:
         if backend["api_key"] is not None:
             backend["api_key"] = MASK
-        backend["env"] = {name: MASK if _SECRET_NAME.search(name) else text for name, text in backend["env"].items()}
-        backend["flags"] = _masked_flags(backend["flags"])
+        backend["env"] = masked_variables(backend["env"])
+        backend["flags"] = masked_flags(backend["flags"])
     return values
 
 
-def _masked_flags(flags: list[str]) -> list[str]:
+def masked_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables, the values of those masked that are named like keys."""
+    return {name: MASK if _SECRET_NAME.search(name) else text for name, text in variables.items()}
+
+
+def masked_flags(flags: Iterable[str]) -> list[str]:
+    """A command line, the values of those flags masked that are named like keys."""
     masked, secret_next = [], False
     for flag in flags:
         name, equals, _ = flag.partition("=")

@@ -15,6 +15,7 @@ from proxy.backends.control import Control, ProbeError
 from proxy.backends.fleet import Fleet
 from proxy.config import LimitsConfig
 from proxy.dialects import Call, ClientError, Plan
+from proxy.dialects.contract import Headers
 from proxy.dispatcher import Assignment, Dispatcher, Refused, Ticketed
 from proxy.pools import Pools
 from proxy.relay import AttemptError, Client, exchange
@@ -26,8 +27,6 @@ from scheduler.names import canonical
 from scheduler.residencies import unloadable
 
 log = structlog.get_logger("slotgate.inference")
-
-Headers = list[tuple[str, str]]
 
 STOPPED_RETRY_AFTER_S = 5.0
 """A restart takes about so long."""
@@ -185,11 +184,13 @@ class Inference:
             self._tasks.start(self._unload_elsewhere(call, assignment.backend_id), "unload elsewhere")
         plan = dialects.plan(call, backend, facts)
 
+        answer_headers = list(headers)
+
         def first_byte() -> None:
             beats.stop()
             record.first_byte_s = self._clock()
             record.phase = Phase.DATA
-            headers.extend(explain(record, assignment.decision))
+            answer_headers.extend(explain(record, assignment.decision))
             ticketed.started()
 
         pool = self._pools.of(assignment.backend_id)
@@ -202,7 +203,7 @@ class Inference:
                 transform=plan.transform,
                 watch=plan.watch,
                 on_first_byte=first_byte,
-                headers=headers,
+                headers=answer_headers,
                 stall_timeout_s=self.limits.stall_timeout_s,
                 error_body=plan.error_body,
             )
@@ -252,10 +253,10 @@ class Inference:
         record.status = 200
         record.detail = f"{error.failure}: {error.detail}"
         log.warning("answer cut", request=record.id, backend=record.backend, detail=error.detail)
-        if plan.transform is None and plan.watch.error is not None:
+        if plan.untouched and plan.watch.error is not None:
             client.cut(b"")  # the engine's own error is out already
             return
-        midline = plan.transform is None and plan.watch.midline
+        midline = plan.untouched and plan.watch.midline
         message = f"the backend failed in the middle of the answer: {error.detail}"
         client.cut(dialects.error_frame(call, message, midline=midline))
 

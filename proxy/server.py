@@ -12,6 +12,7 @@ from proxy import dialects
 from proxy.catalog import Catalog
 from proxy.config import LimitsConfig
 from proxy.dialects import ClientError, Kind, Route, RouteError
+from proxy.dialects.contract import Headers
 from proxy.inference import Inference
 from proxy.origins import Origins
 from proxy.relay import BodyTooLarge, Client, check_request, read_body
@@ -19,8 +20,6 @@ from proxy.requests import RequestBook, RequestRecord
 from scheduler.domain import Dialect, Outcome
 
 log = structlog.get_logger("slotgate.server")
-
-Headers = list[tuple[str, str]]
 
 
 class Server:

@@ -27,7 +27,7 @@ class ProbeError(Exception):
         """The engine is alive and loads its model."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ControlAnswer(msgspec.Struct, frozen=True):
     """What came back."""
 
     path: str
@@ -66,7 +66,7 @@ class Control:
             ),
         )
 
-    async def get(self, path: str, timeout_s: float | None = None) -> Answer:
+    async def get(self, path: str, timeout_s: float | None = None) -> ControlAnswer:
         """Ask; any status is an answer.
 
         Raises:
@@ -74,7 +74,7 @@ class Control:
         """
         return await self._ask("GET", path, None, timeout_s)
 
-    async def post(self, path: str, content: Any, timeout_s: float | None = None) -> Answer:
+    async def post(self, path: str, content: Any, timeout_s: float | None = None) -> ControlAnswer:
         """Ask with a JSON body.
 
         Raises:
@@ -82,7 +82,9 @@ class Control:
         """
         return await self._ask("POST", path, content, timeout_s)
 
-    async def _ask(self, method: str, path: str, content: Any, timeout_s: float | None, again: bool = True) -> Answer:
+    async def _ask(
+        self, method: str, path: str, content: Any, timeout_s: float | None, again: bool = True
+    ) -> ControlAnswer:
         try:
             response = await self._client.request(method, path, json=content, timeout=timeout_s or self._timeout_s)
         except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
@@ -96,7 +98,7 @@ class Control:
         except httpx.HTTPError as error:
             raise ProbeError(f"{method} {path}: {_text(error)}") from error
         headers = {name.lower(): value for name, value in response.headers.items()}
-        return Answer(path, response.status_code, headers, response.content)
+        return ControlAnswer(path, response.status_code, headers, response.content)
 
     async def close(self) -> None:
         """Close the kept connections."""

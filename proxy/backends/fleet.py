@@ -13,7 +13,7 @@ from proxy.backends import orphans
 from proxy.backends.embedded import gpus_listed
 from proxy.backends.gpus import Discovery, discover_async
 from proxy.backends.launch import Program, choose_program
-from proxy.backends.member import BackendStatus, Member, Surroundings
+from proxy.backends.member import Member, MemberStatus, Surroundings
 from proxy.backends.placement import place, usable_cores, wants_gpus
 from proxy.backends.statedir import StateDir
 from proxy.backends.supervisor import Timing
@@ -69,6 +69,7 @@ class Fleet:
             cores = await asyncio.to_thread(usable_cores)
             for placement in place(self._configs, programs, self.discovery, cores):
                 self._members[placement.name] = Member(placement, self._around)
+            await asyncio.to_thread(self._foresee_endpoints)
         except BaseException:
             self._state_dir.close()
             raise
@@ -89,7 +90,7 @@ class Fleet:
         """Where a backend is reached now.
 
         Raises:
-            LookupError: no such backend, or not started yet.
+            LookupError: no such backend, or no address was found for it yet.
         """
         return self._members[backend_id].endpoint
 
@@ -112,7 +113,7 @@ class Fleet:
         """
         await self._members[backend_id].restart(grace_s)
 
-    def status(self) -> list[BackendStatus]:
+    def status(self) -> list[MemberStatus]:
         """All backends, in the order of the configuration."""
         return [member.status() for member in self._members.values()]
 
@@ -134,6 +135,10 @@ class Fleet:
             raise
         if ended:
             log.warning("ended engines that an earlier run left", pids=ended)
+
+    def _foresee_endpoints(self) -> None:
+        for member in self._members.values():
+            member.foresee_endpoint()
 
     async def _discover(self, programs: Sequence[Program | None]) -> Discovery:
         discovery = await discover_async(self._nvml)

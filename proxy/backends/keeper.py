@@ -24,7 +24,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Literal, NoReturn
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 PR_SET_CHILD_SUBREAPER = 36
@@ -75,26 +75,34 @@ class Log:
         self._max_bytes = max_bytes
         self._file: IO[bytes] | None = None
         self._size = 0
-        self._open()
+        self._open("ab")
 
-    def _open(self) -> None:
+    def _open(self, mode: Literal["ab", "wb"]) -> None:
         self._file = None
         with contextlib.suppress(OSError):  # an engine is worth more than its log
-            self._file = self._path.open("ab", buffering=0)
+            self._file = self._path.open(mode, buffering=0)
             self._size = self._file.tell()
             os.dup2(self._file.fileno(), 2)  # what goes wrong in the keeper itself is to be found there too
 
     def write(self, data: bytes) -> None:
         """Append; lost where the disk is full, since the engine must never wait for its log."""
-        if self._file is None or self._size + len(data) > self._max_bytes:
-            if self._file is not None:
-                self._file.close()
-                with contextlib.suppress(OSError):
-                    self._path.replace(f"{self._path}.1")
-            self._open()
+        if self._file is None:
+            self._open("ab")
+        elif self._size + len(data) > self._max_bytes:
+            self._rotate(self._file)
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._size += self._file.write(data) or 0
+
+    def _rotate(self, full: IO[bytes]) -> None:
+        with contextlib.suppress(OSError):
+            full.close()
+        try:
+            self._path.replace(f"{self._path}.1")
+        except OSError:
+            self._open("wb")  # rather lost than without bound
+        else:
+            self._open("ab")
 
     def note(self, text: str) -> None:
         """A line of the keeper's own."""

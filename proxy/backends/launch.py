@@ -144,6 +144,11 @@ def keeper_command(spec: LaunchSpec, *, grace_s: float, log_bytes: int, parent: 
     return [sys.executable, "-I", "-S", str(_KEEPER), *flags, "--", *spec.argv]
 
 
+def loopback(port: int, headers: tuple[tuple[str, str], ...] = ()) -> Endpoint:
+    """A port that slotgate chose for an engine of its own."""
+    return Endpoint(host=f"127.0.0.1:{port}", port=port, address="127.0.0.1", headers=headers)
+
+
 def host_cache_mib(config: BackendConfig, gpu: Gpu | None) -> int:
     """Size of the engine's host prompt cache in MiB: as configured, else the default for the hardware."""
     if config.host_cache_mib is not None:
@@ -177,8 +182,7 @@ def _llama_server(
         endpoint = Endpoint(host="localhost", unix_path=str(places.socket_path), headers=_bearer(places.key))
     else:
         address = ["--host", "127.0.0.1", "--port", str(places.port)]
-        host = f"127.0.0.1:{places.port}"
-        endpoint = Endpoint(host=host, port=places.port, address="127.0.0.1", headers=_bearer(places.key))
+        endpoint = loopback(places.port, _bearer(places.key))
     flags = [
         *("-m", str(config.model.absolute()), "-a", alias, *address),
         *("-np", str(config.slots), "-c", str(config.slots * config.context_tokens), "--no-kv-unified"),
@@ -227,7 +231,7 @@ def _ollama(
     gpu: Gpu | None,
     threads: int | None,
 ) -> LaunchSpec:
-    host = f"127.0.0.1:{places.port}"
+    endpoint = loopback(places.port)
     settings = {
         "OLLAMA_NUM_PARALLEL": str(config.slots),
         "OLLAMA_CONTEXT_LENGTH": str(config.context_tokens),
@@ -244,7 +248,7 @@ def _ollama(
         settings["OLLAMA_MODELS"] = str(config.models_dir.absolute())
     if threads is not None:
         settings["LLAMA_ARG_THREADS"] = settings["LLAMA_ARG_THREADS_BATCH"] = str(threads)
-    fixed = {"OLLAMA_HOST": host, MARKER: places.marker}  # what slotgate itself depends on
+    fixed = {"OLLAMA_HOST": endpoint.host, MARKER: places.marker}  # what slotgate itself depends on
     env = _environment(environ, places, gpu) | settings | config.env | fixed
     env.pop("LLAMA_API_KEY", None)  # Ollama would get 401 from its own child
     return LaunchSpec(
@@ -252,7 +256,7 @@ def _ollama(
         engine=Engine.OLLAMA,
         argv=(*program.argv, "serve"),
         env=env,
-        endpoint=Endpoint(host=host, port=places.port, address="127.0.0.1"),
+        endpoint=endpoint,
         log_path=places.log_path,
         marker=places.marker,
         slots=config.slots,

@@ -7,27 +7,31 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import structlog
 
 from proxy.backends.control import Control
 from proxy.backends.detect import detect
-from proxy.backends.launch import LaunchSpec, Places, launch_spec
+from proxy.backends.launch import LaunchSpec, Places, launch_spec, loopback, model_name
 from proxy.backends.placement import Placement
 from proxy.backends.probes import Probe
 from proxy.backends.probes.llama_server import LlamaServerProbe
 from proxy.backends.probes.ollama import OllamaProbe
-from proxy.backends.statedir import StateDir
+from proxy.backends.statedir import StateDir, StateDirError
 from proxy.backends.supervisor import State, Supervisor, Timing
 from proxy.backends.verify import assumed_slots, make_backend
 from proxy.backends.watcher import Cadence, Subject, Watcher
+from proxy.config_text import masked_flags, masked_variables
 from proxy.dialects.facts import EngineFacts
 from proxy.endpoint import Endpoint, parse_endpoint
 from proxy.tasks import Tasks
-from scheduler.domain import Backend, Engine, Operation
+from scheduler.domain import Backend, Engine
 from scheduler.events import BackendChanged, BackendLeft, BackendSignalled, Event
 from scheduler.health import Signal
 
+log = structlog.get_logger("slotgate.member")
 
-class BackendStatus(msgspec.Struct, frozen=True):
+
+class MemberStatus(msgspec.Struct, frozen=True):
     """One backend for `slotgate status`. Nothing in it is secret."""
 
     name: str
@@ -75,7 +79,7 @@ class Surroundings(msgspec.Struct, frozen=True):
 
 
 class Member:
-    """One backend. Implements `supervisor.Life` for its own process."""
+    """One backend. Implements `supervisor.ProcessObserver` for its own process."""
 
     def __init__(self, placement: Placement, around: Surroundings) -> None:
         self.name = placement.name
@@ -107,16 +111,35 @@ class Member:
     # what the fleet calls
 
     def start(self) -> None:
-        """Begin; returns at once."""
-        if self._supervisor is not None:
-            self._supervisor.start()
+        """Begin; returns at once. From now on requests wait for it."""
+        program, config = self._placement.program, self._placement.config
+        if self._supervisor is None or program is None:
+            engine = Engine.LLAMA_SERVER if config.engine == "auto" else Engine(config.engine)
+            self._introduce(make_backend(self.name, config, engine, 0))
+            self._watch(Subject(self.name, config, 0))
             return
-        config = self._placement.config
-        # Until an engine has been detected it may be any, with any model: requests wait for it, none is refused.
-        engine = Engine.LLAMA_SERVER if config.engine == "auto" else Engine(config.engine)
-        backend = make_backend(self.name, config, engine, 0)
-        self._introduce(msgspec.structs.replace(backend, capabilities=frozenset(Operation)))
-        self._watch(Subject(self.name, config, 0))
+        # an Ollama tells its models once it runs; until then it may have any
+        expected = model_name(config) if program.engine is Engine.LLAMA_SERVER else None
+        gpu = self._placement.gpu
+        self._introduce(make_backend(self.name, config, program.engine, 0, expected_model=expected, gpu=gpu))
+        self._supervisor.start()
+
+    def foresee_endpoint(self) -> None:
+        """Find out where a managed engine is going to be reached, before `start`. Blocks; call it in a thread.
+
+        The store knows a backend by its address: so it has one name from the first moment on, and what an operator
+        says of it before it runs still holds when it does.
+        """
+        program, state_dir = self._placement.program, self._around.state_dir
+        if program is None:
+            return
+        try:
+            if program.engine is Engine.OLLAMA:
+                self._endpoint = loopback(state_dir.pick_port(self.name, self._placement.config.first_port))
+            else:
+                self._endpoint = Endpoint("localhost", unix_path=str(state_dir.socket_path(self.name)))
+        except (StateDirError, OSError) as error:  # starting it meets the same problem, tells it, and tries again
+            log.warning("address not known yet", backend=self.name, error=str(error))
 
     async def stop(self, grace_s: float) -> None:
         """Stop looking, end the process. An external engine is left alone."""
@@ -148,10 +171,10 @@ class Member:
         """Where it is reached.
 
         Raises:
-            LookupError: a managed engine that has not been started yet.
+            LookupError: a managed engine for which no address was found yet.
         """
         if self._endpoint is None:
-            raise LookupError(f"{self.name} has not been started yet")
+            raise LookupError(f"{self.name} has no address yet")
         return self._endpoint
 
     @property
@@ -161,18 +184,14 @@ class Member:
             self._facts = self._watcher.description.facts
         return self._facts
 
-    # supervisor.Life
+    # supervisor.ProcessObserver
 
     def started(self, spec: LaunchSpec, epoch: int) -> None:
-        """Requests for its model may wait for it from now on."""
+        """It is another process; what it is and can do did not go with the last one."""
         self._endpoint = spec.endpoint
         self._around.flush(self.name)
-        backend = make_backend(
-            self.name, self._placement.config, spec.engine, epoch, expected_model=spec.model_name, gpu=spec.gpu
-        )
-        if spec.engine is Engine.OLLAMA and self._backend is not None:  # its models did not go with its process
-            backend = msgspec.structs.replace(backend, models=self._backend.models)
-        self._introduce(backend)
+        assert self._backend is not None  # noqa: S101 - `start` introduced it
+        self._introduce(msgspec.structs.replace(self._backend, epoch=epoch))
 
     def ready(self, spec: LaunchSpec, epoch: int) -> None:
         """From now on it is looked at."""
@@ -285,7 +304,7 @@ class Member:
         slots = assumed_slots(config, engine)
         return OllamaProbe(control, slots=slots, slot_context_tokens=context, describe_every_s=cadence.describe_s)
 
-    def status(self) -> BackendStatus:
+    def status(self) -> MemberStatus:
         """Everything that an operator may want to see."""
         watcher, supervisor, facts, backend = self._watcher, self._supervisor, self.facts, self._backend
         spec = supervisor.spec if supervisor else None
@@ -293,7 +312,7 @@ class Member:
         look = watcher.last_look if watcher else None
         watched_s = watcher.looked_at_s if watcher else float("-inf")
         engine = facts.engine.value if facts else self._engine_wanted()
-        return BackendStatus(
+        return MemberStatus(
             name=self.name,
             engine=engine,
             managed=supervisor is not None,
@@ -351,8 +370,8 @@ def _wanted(spec: LaunchSpec | None) -> tuple[str, ...]:
     if spec is None:
         return ()
     shown = ("OLLAMA_", "LLAMA_ARG_", "CUDA_")
-    settings = [f"{key}={value}" for key, value in sorted(spec.env.items()) if key.startswith(shown)]
-    return (*settings, *spec.argv)
+    settings = {key: value for key, value in sorted(spec.env.items()) if key.startswith(shown)}
+    return (*(f"{key}={value}" for key, value in masked_variables(settings).items()), *masked_flags(spec.argv))
 
 
 def _taken(facts: EngineFacts) -> dict[str, Any]:

@@ -16,8 +16,11 @@ import threading
 from pathlib import Path
 
 import msgspec
+import structlog
 
 from proxy.backends.orphans import ProcessRecord
+
+log = structlog.get_logger("slotgate.statedir")
 
 SOCKET_PATH_BYTES = 107
 """Longest path of a unix socket: sun_path has 108 bytes with its closing zero, see unix(7)."""
@@ -68,7 +71,11 @@ class StateDir:
                 f"another slotgate uses the state directory {self.path}; stop it, or give this one another state_dir"
             ) from None
         self._lock = lock
-        self._id = self._read_or_make_id()
+        try:
+            self._id = self._read_or_make_id()
+        except OSError as error:
+            self.close()
+            raise StateDirError(f"cannot use the state directory {self.path}: {error.strerror or error}") from error
 
     def _read_or_make_id(self) -> str:
         path = self.path / "id"
@@ -127,13 +134,26 @@ class StateDir:
         return directory / f"{hashlib.sha256(name.encode()).hexdigest()[:12]}.sock"
 
     def write_key(self, name: str) -> tuple[Path, str]:
-        """Make a new API key; the file is readable by this user only."""
+        """Make a new API key; the file is readable by this user only. Where none can be written, the last one stays.
+
+        Raises:
+            StateDirError: none can be written, and there is no last one.
+        """
         key = secrets.token_urlsafe(32)
         path = self.path / "keys" / f"{name}.key"
-        path.unlink(missing_ok=True)  # an older file may have another mode
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(f"{key}\n")
+        new = path.with_name(f"{path.name}.new")
+        try:
+            new.unlink(missing_ok=True)  # an older file may have another mode
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(f"{key}\n")
+            new.replace(path)
+        except OSError as error:  # a full disk is no reason to leave an engine down
+            if last := _read_private(path):
+                log.warning("no new key, the last one stays", backend=name, error=str(error))
+                return path, last
+            reason = error.strerror or str(error)
+            raise StateDirError(f"cannot write {new}: {reason}; free space there or correct its owner") from error
         return path, key
 
     def read_pid_file(self, name: str) -> PidFile:
@@ -165,6 +185,15 @@ class StateDir:
             taken = frozenset(port for owner, port in self._ports.items() if owner != name)
             self._ports[name] = free_port(first, taken)
             return self._ports[name]
+
+
+def _read_private(path: Path) -> str:
+    """What a file says that only this user can read; empty if there is no such file."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        facts = path.stat()
+        if facts.st_uid == os.getuid() and stat.S_IMODE(facts.st_mode) == 0o600:
+            return path.read_text().strip()
+    return ""
 
 
 def _boot_id() -> str:

@@ -41,8 +41,8 @@ class State(StrEnum):
     FAILED = "failed"  # its restart budget is spent; an operator must act
 
 
-class Life(Protocol):
-    """Who is told. Called in the event loop; must not block or raise."""
+class ProcessObserver(Protocol):
+    """Who is told. Called in the event loop; must not block."""
 
     def started(self, spec: LaunchSpec, epoch: int) -> None:
         """A process was started; it is not ready yet."""
@@ -54,7 +54,7 @@ class Life(Protocol):
         """It was asked to end; connections to it should be closed now, or it may wait for them for ever."""
 
     def exited(self, reason: str) -> None:
-        """The process and all that it started are gone."""
+        """A life is over: the process and all that it started are gone, or it never came to one."""
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class Supervisor:
     def __init__(
         self,
         name: str,
-        life: Life,
+        observer: ProcessObserver,
         state_dir: StateDir,
         prepare: Callable[[], LaunchSpec],
         is_ready: Callable[[LaunchSpec], Awaitable[bool]],
@@ -91,7 +91,7 @@ class Supervisor:
         self.pid: int | None = None
         self.keeper_pid: int | None = None
         self.spec: LaunchSpec | None = None
-        self._life = life
+        self._observer = observer
         self._state_dir = state_dir
         self._prepare = prepare
         self._is_ready = is_ready
@@ -108,7 +108,7 @@ class Supervisor:
         self._asked_to_end = False
 
     def start(self) -> None:
-        """Begin; returns at once, the rest is told to `Life`."""
+        """Begin; returns at once, the rest is told to `ProcessObserver`."""
         self._stop.clear()
         self._run_task = self._tasks.start(self._run(), f"supervisor {self.name}")
 
@@ -123,25 +123,21 @@ class Supervisor:
         self.state = State.STOPPED
 
     async def restart(self, grace_s: float) -> None:
-        """End the process if it runs and start it again with a fresh restart budget: what an operator asks for."""
+        """End the process if it runs and start it again with a fresh restart budget: what an operator asks for.
+
+        Returns when the process is gone. Asked again meanwhile: nothing more happens, its grace above all is not cut.
+        """
         self._recent.clear()
+        if self._asked_to_end:
+            return
         self._asked_to_end = self._process is not None
         self._wake.set()
         await self._end(grace_s)
 
     async def _run(self) -> None:
         while not self._stop.is_set():
-            try:
-                reason = await self._live()
-            except (LaunchError, StateDirError, TimeoutError, OSError) as error:
-                reason = str(error)
-                await self._end(self._timing.grace_s)
-            except Exception as error:  # whatever went wrong, the engine must come back
-                log.error("supervising failed", backend=self.name, exc_info=error)
-                reason = repr(error)
-                await self._end(self._timing.grace_s)
-            self._process = None
-            self.pid = self.keeper_pid = None
+            reason = await self._live_to_the_end()
+            self._is_over(reason)
             if self._stop.is_set():
                 break
             if self._asked_to_end:
@@ -151,14 +147,38 @@ class Supervisor:
             await self._back_off(reason)
         self.state = State.STOPPED
 
+    async def _live_to_the_end(self) -> str:
+        """One life; whatever goes wrong in it, it ends here, and the engine comes back in the next."""
+        try:
+            return await self._live()
+        except (LaunchError, StateDirError, TimeoutError, OSError) as error:
+            reason = str(error) or repr(error)
+        except Exception as error:
+            log.error("supervising failed", backend=self.name, exc_info=error)
+            reason = repr(error)
+        await self._end(self._timing.grace_s)
+        return reason
+
+    def _is_over(self, reason: str) -> None:
+        self._process = None
+        self.pid = self.keeper_pid = None
+        self._tell(lambda observer: observer.exited(reason))
+
+    def _tell(self, fact: Callable[[ProcessObserver], None]) -> None:
+        """Tell the observer. That it fails is its trouble, not the engine's."""
+        try:
+            fact(self._observer)
+        except Exception as error:
+            log.error("observer failed", backend=self.name, exc_info=error)
+
     async def _live(self) -> str:
         """One life of the process; returns why it ended."""
         self.state = State.STARTING
         spec, log_start = await asyncio.to_thread(self._ground)
         if self._stop.is_set():
-            return ""
+            return "stopped before it was started"
         process = await self._spawn(spec)
-        self._life.started(spec, self.epoch)
+        self._tell(lambda observer: observer.started(spec, self.epoch))
         exited = self._tasks.start(process.wait(), f"exit of {self.name}")
         await self._watch_over(spec, exited)
         status = await exited
@@ -167,7 +187,6 @@ class Supervisor:
             await asyncio.to_thread(orphans.sweep, spec.marker)
         reason = await asyncio.to_thread(_why, status, spec.log_path, log_start)
         log.info("engine ended", backend=self.name, reason=reason, asked=self._stop.is_set() or self._asked_to_end)
-        self._life.exited(reason)
         return reason
 
     def _ground(self) -> tuple[LaunchSpec, int]:
@@ -201,9 +220,12 @@ class Supervisor:
         return process
 
     def _note_pids(self) -> None:
-        """For a later run, should this one be killed."""
+        """For a later run, should this one be killed. It has the environment's marker to go by, too."""
         keeper, engine = (orphans.record(pid) if pid else None for pid in (self.keeper_pid, self.pid))
-        self._state_dir.write_pid_file(self.name, PidFile(keeper, engine, self.epoch))
+        try:
+            self._state_dir.write_pid_file(self.name, PidFile(keeper, engine, self.epoch))
+        except OSError as error:  # a full disk is no reason to end an engine
+            log.warning("pids not noted", backend=self.name, error=str(error))
 
     async def _watch_over(self, spec: LaunchSpec, exited: asyncio.Task[int]) -> None:
         if self._stop.is_set():  # asked to stop while it was being started
@@ -218,7 +240,7 @@ class Supervisor:
             if self.state is State.STARTING:
                 self.state = State.READY
                 log.info("engine ready", backend=self.name, pid=self.pid)
-                self._life.ready(spec, self.epoch)
+                self._tell(lambda observer: observer.ready(spec, self.epoch))
         else:
             ready.cancel()
             log.warning("engine not ready in time", backend=self.name, start_timeout_s=timeout_s)
@@ -226,9 +248,16 @@ class Supervisor:
 
     async def _await_ready(self, spec: LaunchSpec) -> None:
         pause_s = self._timing.ask_every_s
-        while not await self._is_ready(spec):
+        while not await self._ask_whether_ready(spec):
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 1.3, self._timing.ask_every_s * 10)
+
+    async def _ask_whether_ready(self, spec: LaunchSpec) -> bool:
+        try:
+            return await self._is_ready(spec)
+        except Exception as error:  # it has its time to start in any case
+            log.error("readiness not told", backend=self.name, exc_info=error)
+            return False
 
     async def _end(self, grace_s: float) -> None:
         """End the running process, if there is one, and wait until it is gone."""
@@ -239,7 +268,7 @@ class Supervisor:
         for step, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGTERM, _LAST_RESORT_S), (signal.SIGKILL, None)):
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(step)  # the keeper takes a second SIGTERM as "at once"
-            self._life.ending()
+            self._tell(lambda observer: observer.ending())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience_s):
                     await process.wait()

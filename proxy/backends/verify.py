@@ -21,10 +21,11 @@ def make_backend(
 ) -> Backend:
     """The scheduler's view of a backend. Before the engine has described itself, what it is expected to be.
 
+    Until then it may be able to do anything: requests wait for it, none is refused for good.
     An engine's own number of slots wins over the configured one; the running limit is cut to it.
     """
     slots, models = assumed_slots(config, engine), {expected_model} if expected_model else set()
-    capabilities = frozenset({Operation.CHAT, Operation.GENERATE, Operation.TOKENIZE})
+    capabilities = frozenset(Operation)
     source = "leases"
     if description is not None:
         slots = description.facts.slots or slots

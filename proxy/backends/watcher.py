@@ -71,7 +71,7 @@ class Watcher:
         """`open_probe` finds out which engine it is, if need be; `known` is what the scheduler was told already."""
         self._subject = subject
         self._open_probe = open_probe
-        self._emit = emit
+        self._listener = emit
         self._cadence = cadence
         self._clock = clock
         self._probe: Probe | None = None
@@ -118,8 +118,19 @@ class Watcher:
 
     async def _close_probe(self) -> None:
         probe, self._probe = self._probe, None
-        if probe is not None:
+        if probe is None:
+            return
+        try:
             await probe.close()
+        except Exception as error:
+            log.error("probe not closed", backend=self._subject.name, exc_info=error)
+
+    def _emit(self, event: Event) -> None:
+        """Tell the listener. That it fails is its trouble: the engine is looked at all the same."""
+        try:
+            self._listener(event)
+        except Exception as error:
+            log.error("fact not taken in", backend=self._subject.name, fact=type(event).__name__, exc_info=error)
 
     async def _once(self) -> None:
         self._wanted_at_s = math.inf
@@ -132,13 +143,13 @@ class Watcher:
             look = await self._probe.look()
             if await self._is_another(self._probe, look):
                 look = await self._probe.look()
+            self._tell(look, asked_at_s)
         except ProbeError as error:
             await self._miss(str(error))
         except Exception as error:  # an odd answer must not end the watching for good
             log.error("look failed", backend=self._subject.name, exc_info=error)
             await self._miss(f"its answers make no sense: {error!r}")
         else:
-            self._tell(look, asked_at_s)
             await self._describe_again(self._probe)
         finally:
             self._looked_at_s = self._clock()
@@ -170,8 +181,12 @@ class Watcher:
 
     async def _describe_again(self, probe: Probe) -> None:
         if self._clock() - self._described_at_s >= probe.describe_every_s:
-            with contextlib.suppress(ProbeError):  # it just answered a look: busy, not dead
+            try:
                 await self._describe(probe)
+            except ProbeError:
+                pass  # it just answered a look: busy, not dead
+            except Exception as error:
+                log.error("description not understood", backend=self._subject.name, exc_info=error)
 
     async def _is_another(self, probe: Probe, look: Look) -> bool:
         """Whether this is not the process, or not the configuration, that was described; then it is described again."""

@@ -10,11 +10,10 @@ from typing import Any
 
 import msgspec
 
-from proxy.dialects.pieces import EngineError
+from proxy.dialects.contract import EngineError, Headers, TruncatedReply, check_held
+from proxy.dialects.pieces import Delta, RecordError
 from proxy.dialects.reading import names
-from proxy.dialects.routes import Headers
 from proxy.dialects.sse import Events, data_of
-from proxy.relay.contract import TruncatedReply
 
 _SAMPLING = names(
     "model stream temperature dynatemp_range dynatemp_exponent top_k top_p min_p top_n_sigma xtc_probability "
@@ -75,6 +74,7 @@ class _Assembly:
 
     def __init__(self) -> None:
         self._events = Events()
+        self._size = 0
         self._ended = False
 
     @property
@@ -92,9 +92,11 @@ class _Assembly:
         """Nothing before the end of the answer.
 
         Raises:
-            EngineError: the engine reported an error inside its stream, or sent what cannot be read. Nothing has gone
-                to the client yet.
+            EngineError: the engine reported an error inside its stream, or sent what cannot be read or is too long.
+                Nothing has gone to the client yet.
         """
+        self._size += len(data)
+        check_held(self._size)
         for event in self._events.feed(data):
             record = data_of(event)
             if record is None:
@@ -125,34 +127,13 @@ class _Assembly:
         raise NotImplementedError
 
 
-def _fail(error: "_Error | None") -> None:
+def _fail(error: RecordError | None) -> None:
     if error is not None:
-        raise EngineError(error.message or "unknown error")
+        raise EngineError(error.text())
 
 
 _NONE = msgspec.Raw(b"")
 """Not there; a union of Raw and None would be read as None."""
-
-
-class _Error(msgspec.Struct):
-    message: str = ""
-
-
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _Tool(msgspec.Struct):
-    index: int = 0
-    id: str | None = None
-    function: _Function = msgspec.field(default_factory=_Function)
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[_Tool] | None = None
 
 
 class _Logprobs(msgspec.Struct):
@@ -160,7 +141,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
+    delta: Delta = msgspec.field(default_factory=Delta)
     text: str = ""
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
@@ -175,7 +156,7 @@ class _Chunk(msgspec.Struct):
     usage: msgspec.Raw = _NONE
     timings: msgspec.Raw = _NONE
     prompt_progress: msgspec.Raw = _NONE
-    error: _Error | None = None
+    error: RecordError | None = None
 
 
 _chunk = msgspec.json.Decoder(_Chunk).decode
@@ -284,7 +265,7 @@ class _Native(msgspec.Struct):
     stop: bool = False
     completion_probabilities: list[msgspec.Raw] = []
     prompt_progress: msgspec.Raw = _NONE
-    error: _Error | None = None
+    error: RecordError | None = None
 
 
 _native = msgspec.json.Decoder(_Native).decode

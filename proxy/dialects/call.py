@@ -4,6 +4,7 @@
 the engine. The original bytes are kept: where dialect and engine match, they are what the engine gets.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import msgspec
 
 from proxy.dialects import anthropic, gojson, llamacpp, ollama, openai
+from proxy.dialects.contract import Headers
 from proxy.dialects.errors import ClientError
 from proxy.dialects.reading import Reading, names
-from proxy.dialects.routes import Headers, Route
+from proxy.dialects.routes import Route
 from scheduler.domain import Dialect, Engine, Operation
 
 _FORWARDED = frozenset(
@@ -66,18 +68,11 @@ class Call(msgspec.Struct):
 def read_call(
     route: Route, body: bytes, headers: Iterable[tuple[str, str]], clock_ns: Callable[[], int] = time.time_ns
 ) -> Call:
-    """Decode and check a request body, whatever its Content-Type says.
+    """Decode and check a request body, whatever its Content-Type says. Compressed ones do not come this far.
 
     Raises:
-        ClientError: what the dialect's API refuses; 415 for a compressed body.
+        ClientError: what the dialect's API refuses.
     """
-    kept: Headers = []
-    for name, value in headers:
-        lower = name.lower()
-        if lower == "content-encoding" and value.strip().lower() not in ("", "identity"):
-            raise ClientError(415, f"request bodies with Content-Encoding {value} are not supported: send it plain")
-        if lower in _FORWARDED:
-            kept.append((name, value))
     fields, exact = read_object(route, body)
     reading = _READERS[route.dialect](route.path, fields)
     return Call(
@@ -90,12 +85,18 @@ def read_call(
         body=body,
         fields=fields,
         exact_keys=exact,
-        headers=kept,
+        headers=[pair for pair in headers if _forwarded(pair[0])],
         engines=frozenset(Engine).difference(reading.unsupported),
         unsupported=reading.unsupported,
         prompt_bytes=max(0, len(body) - reading.image_bytes),
         arrived_ns=clock_ns(),
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _forwarded(name: str) -> bool:
+    """Whether a header goes on to an engine. Cached, because names are few and requests are many."""
+    return name.lower() in _FORWARDED
 
 
 def read_object(route: Route, body: bytes) -> tuple[dict[str, Any], bool]:

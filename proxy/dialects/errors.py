@@ -5,10 +5,8 @@ import secrets
 
 import msgspec
 
+from proxy.dialects.contract import Rendered
 from scheduler.domain import Dialect
-
-Headers = list[tuple[str, str]]
-Rendered = tuple[int, Headers, bytes]
 
 
 class ClientError(Exception):

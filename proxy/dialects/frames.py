@@ -6,8 +6,8 @@ from collections.abc import Callable
 import msgspec
 
 from proxy.dialects.call import Call
+from proxy.dialects.contract import Headers
 from proxy.dialects.errors import error_object
-from proxy.dialects.routes import Headers
 from proxy.dialects.shapes import ChatRecord, GenerateRecord, Message, encode
 from proxy.dialects.times import rfc3339_nano
 from scheduler.domain import Dialect
@@ -38,7 +38,7 @@ def error_frame(call: Call, message: str, *, midline: bool = False) -> bytes:
     """An error inside a stream that has begun, in the stream's own form; empty where the answer is not streamed.
 
     It never ends the stream: the caller aborts the connection, so that nothing looks finished. `midline`: the bytes
-    sent so far end inside a line (see `StreamWatch.midline`).
+    sent so far end inside a line or an event (see `Plan.untouched` and `StreamWatch.midline`).
     """
     if not call.stream:
         return b""
@@ -52,5 +52,5 @@ def error_frame(call: Call, message: str, *, midline: bool = False) -> bytes:
     elif call.dialect is Dialect.ANTHROPIC:
         event = b"event: error\n"
         error.pop("request_id")
-    # The blank line first ends an event that was cut off; where none was, it means nothing.
-    return b"\n\n" + event + b"data: " + msgspec.json.encode(error) + b"\n\n"
+    # The blank line ends the event that was cut off.
+    return (b"\n\n" if midline else b"") + event + b"data: " + msgspec.json.encode(error) + b"\n\n"

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from proxy.dialects.call import Call
-from proxy.dialects.errors import Rendered
+from proxy.dialects.contract import Rendered
 from proxy.dialects.ollama import embeds_nothing
 from proxy.dialects.reply import WHOLE_HEAD
 from proxy.dialects.shapes import ChatRecord, GenerateRecord, Message, encode

@@ -135,11 +135,12 @@ def _check_message(message: object) -> int:
     """Check one message; the encoded size of its images."""
     if not isinstance(message, dict):
         raise gojson.mismatch(message, "ChatRequest", "messages", "api.Message")
-    for key, value in message.items():
-        kind, go_type = _MESSAGE_TYPES.get(key.lower(), (object, ""))
+    fields, _ = gojson.fold(message)
+    for key, value in fields.items():
+        kind, go_type = _MESSAGE_TYPES.get(key, (object, ""))
         if value is not None and not isinstance(value, kind):
-            raise gojson.mismatch(value, "ChatRequest", f"messages.{key.lower()}", go_type)
-    return _check_images(message.get("images"))
+            raise gojson.mismatch(value, "ChatRequest", f"messages.{key}", go_type)
+    return _check_images(fields.get("images"))
 
 
 def _check_images(images: list[Any] | None) -> int:
@@ -148,12 +149,17 @@ def _check_images(images: list[Any] | None) -> int:
         if not isinstance(image, str):
             raise gojson.mismatch(image, "ChatRequest", "messages.images", "api.ImageData")
         try:
-            binascii.a2b_base64(image.replace("\n", "").replace("\r", ""), strict_mode=True)
+            binascii.a2b_base64(base64_text(image), strict_mode=True)
         except ValueError:
             good = len(image) - len(image.lstrip(_BASE64))
             raise ClientError(400, f"illegal base64 data at input byte {good}") from None
         total += len(image)
     return total
+
+
+def base64_text(image: str) -> str:
+    """Base64 without the line breaks that it may be wrapped with, which Go skips."""
+    return image.replace("\n", "").replace("\r", "")
 
 
 def _check_think(think: object) -> None:

@@ -7,10 +7,6 @@ import msgspec
 from proxy.dialects.sse import data_of
 
 
-class EngineError(Exception):
-    """The engine reported an error inside a stream that began with 200; the text is its own."""
-
-
 class Timings(msgspec.Struct):
     """llama-server's account of one answer; times in ms."""
 
@@ -44,25 +40,37 @@ class Piece(msgspec.Struct):
     """What went wrong inside the engine; nothing comes after it."""
 
 
-class _Error(msgspec.Struct):
+class RecordError(msgspec.Struct):
+    """The error that a record reports."""
+
     message: str = ""
 
+    def text(self) -> str:
+        """In the engine's words, if it has any."""
+        return self.message or "unknown error"
 
-class _Function(msgspec.Struct):
+
+class Function(msgspec.Struct):
+    """What a piece of a tool call says of the function."""
+
     name: str | None = None
     arguments: str | None = None
 
 
-class _Tool(msgspec.Struct):
+class Tool(msgspec.Struct):
+    """A piece of a tool call, as chat records have it."""
+
     index: int = 0
     id: str | None = None
-    function: _Function = msgspec.field(default_factory=_Function)
+    function: Function = msgspec.field(default_factory=Function)
 
 
-class _Delta(msgspec.Struct):
+class Delta(msgspec.Struct):
+    """What a chat record adds to the message."""
+
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[_Tool] | None = None
+    tool_calls: list[Tool] | None = None
 
 
 class _Logprobs(msgspec.Struct):
@@ -70,7 +78,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
+    delta: Delta = msgspec.field(default_factory=Delta)
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
 
@@ -78,7 +86,7 @@ class _Choice(msgspec.Struct):
 class _Chat(msgspec.Struct):
     choices: list[_Choice] = []
     timings: Timings | None = None
-    error: _Error | None = None
+    error: RecordError | None = None
 
 
 class _Completion(msgspec.Struct):
@@ -87,7 +95,7 @@ class _Completion(msgspec.Struct):
     stop_type: str = ""
     completion_probabilities: list[dict[str, Any]] = []
     timings: Timings | None = None
-    error: _Error | None = None
+    error: RecordError | None = None
 
 
 _chat = msgspec.json.Decoder(_Chat).decode
@@ -106,7 +114,7 @@ def chat_piece(event: bytes) -> Piece | None:
         return None
     record = _chat(data)
     if record.error is not None:
-        return Piece(error=record.error.message or "unknown error")
+        return Piece(error=record.error.text())
     if not record.choices:
         return None
     choice = record.choices[0]
@@ -135,7 +143,7 @@ def completion_piece(event: bytes) -> Piece | None:
         return None
     record = _completion(data)
     if record.error is not None:
-        return Piece(error=record.error.message or "unknown error")
+        return Piece(error=record.error.text())
     return Piece(
         content=record.content,
         logprobs=record.completion_probabilities,

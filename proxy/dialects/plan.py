@@ -14,16 +14,15 @@ import msgspec
 from proxy.dialects import watch as marks
 from proxy.dialects.assemble import added_fields, assembler, can_assemble
 from proxy.dialects.call import Call
+from proxy.dialects.contract import ErrorBody, Headers, Outgoing, ReplyTransform
 from proxy.dialects.facts import EngineFacts
 from proxy.dialects.pieces import chat_piece, completion_piece
 from proxy.dialects.progress import ProgressFilter
 from proxy.dialects.reply import EmbedReply, OllamaReply
-from proxy.dialects.rewording import ErrorBody, llama_error
-from proxy.dialects.routes import Headers
+from proxy.dialects.rewording import llama_error
 from proxy.dialects.splice import splice
 from proxy.dialects.translate import Translated, chat, embed, generate
 from proxy.dialects.watch import StreamWatch
-from proxy.relay.contract import Outgoing, ReplyTransform
 from scheduler.domain import Backend, Dialect, Engine
 
 Clock = Callable[[], int]
@@ -60,6 +59,11 @@ class Plan(msgspec.Struct):
     """The engine answers with a stream, whatever the client gets."""
     error_body: ErrorBody | None = None
     """How the engine's errors are shown to this client; None: as they are."""
+
+    @property
+    def untouched(self) -> bool:
+        """The engine's last bytes are the client's: what `watch` says of them is true of the client's stream too."""
+        return self.transform is None or self.transform.passthrough
 
 
 def plan(call: Call, backend: Backend, facts: EngineFacts, clock_ns: Clock = time.time_ns) -> Plan:
@@ -117,5 +121,7 @@ def _wanted(call: Call, facts: EngineFacts) -> Translated:
 def _plan(call: Call, path: str, body: bytes, *, streams: bool) -> Plan:
     # cpp-httplib cuts bodies that say they are a form, which is what `curl -d` says: all of them are JSON.
     headers: Headers = [("Content-Type", "application/json"), *call.headers]
-    watch = StreamWatch(_ENDED.get(path) if streams else None)
+    watch = StreamWatch(
+        _ENDED.get(path) if streams else None, record_end=b"\n" if path.startswith("/api/") else b"\n\n"
+    )
     return Plan(outgoing=Outgoing("POST", path, headers, body), transform=None, watch=watch, streams=streams)

@@ -9,9 +9,8 @@ import re
 
 import msgspec
 
+from proxy.dialects.contract import Headers
 from proxy.dialects.sse import Events, data_of
-
-Headers = list[tuple[str, str]]
 
 _PROGRESS = re.compile(rb',"prompt_progress":\{[^{}]*\}')
 

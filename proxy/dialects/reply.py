@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 
 from proxy.dialects.call import Call
-from proxy.dialects.pieces import EngineError, Piece, Timings, ToolDelta
-from proxy.dialects.routes import Headers
+from proxy.dialects.contract import EngineError, Headers, TruncatedReply, check_held
+from proxy.dialects.pieces import Piece, Timings, ToolDelta
 from proxy.dialects.shapes import ChatRecord, GenerateRecord, Message, ToolCall, ToolFunction, encode
 from proxy.dialects.sse import Events
 from proxy.dialects.times import duration_ns, rfc3339_nano
-from proxy.relay.contract import TruncatedReply
 
 WHOLE_HEAD = ("Content-Type", "application/json; charset=utf-8")
 STREAM_HEAD = ("Content-Type", "application/x-ndjson")
@@ -30,6 +29,7 @@ class OllamaReply:
         self._clock_ns = clock_ns
         self._opened_ns = clock_ns()
         self._events = Events()
+        self._size = 0
         self._is_chat = call.route.path == "/api/chat"
         self._think = call.fields.get("think") is not False
         self._tops = call.fields.get("top_logprobs") or 0
@@ -53,8 +53,11 @@ class OllamaReply:
         """Records that are complete with these bytes; of a whole answer nothing until its end.
 
         Raises:
-            EngineError: the engine reported an error inside its stream, or sent what cannot be read.
+            EngineError: the engine reported an error inside its stream, or sent what cannot be read or held.
         """
+        if not self._call.stream:
+            self._size += len(data)
+            check_held(self._size)
         out: list[bytes] = []
         for event in self._events.feed(data):
             try:
@@ -177,7 +180,7 @@ class EmbedReply:
         self._call = call
         self._clock_ns = clock_ns
         self._opened_ns = clock_ns()
-        self._body: list[bytes] = []
+        self._body = bytearray()
 
     @property
     def passthrough(self) -> bool:
@@ -189,8 +192,13 @@ class EmbedReply:
         return [WHOLE_HEAD]
 
     def feed(self, data: bytes) -> bytes:
-        """Nothing until the end."""
-        self._body.append(data)
+        """Nothing until the end.
+
+        Raises:
+            EngineError: it does not end in time.
+        """
+        self._body += data
+        check_held(len(self._body))
         return b""
 
     def finish(self) -> bytes:
@@ -200,7 +208,7 @@ class EmbedReply:
             TruncatedReply: the engine's answer is no whole JSON document.
         """
         try:
-            answer = _embeddings(b"".join(self._body))
+            answer = _embeddings(self._body)
         except msgspec.DecodeError as error:
             raise TruncatedReply(f"unreadable embeddings from the engine: {error}") from None
         vectors = [item.embedding for item in sorted(answer.data, key=lambda item: item.index)]

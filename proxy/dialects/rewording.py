@@ -1,16 +1,12 @@
 """Owns saying an engine's error in another dialect. Must not know requests' bodies or the relay."""
 
-from collections.abc import Callable
-
 import msgspec
 
 from proxy.dialects.call import Call
-from proxy.dialects.errors import ClientError, Rendered, render_error
+from proxy.dialects.contract import ErrorBody, Rendered
+from proxy.dialects.errors import ClientError, render_error
 from proxy.dialects.translate import NO_IMAGES, full_name
 from scheduler.domain import Dialect, Operation
-
-ErrorBody = Callable[[int, bytes], Rendered]
-"""Status and body of an engine's error in, the client's answer out."""
 
 
 class _Inner(msgspec.Struct):

@@ -10,10 +10,9 @@ from urllib.parse import unquote
 
 import msgspec
 
+from proxy.dialects.contract import Headers
 from proxy.dialects.reading import names
 from scheduler.domain import Dialect, Operation
-
-Headers = list[tuple[str, str]]
 
 
 class Kind(StrEnum):

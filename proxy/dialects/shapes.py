@@ -76,7 +76,9 @@ class GenerateRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
 def encode(record: object) -> bytes:
     """JSON as Go's encoder writes it: compact, with `<`, `>`, `&` and the two Unicode line separators escaped."""
     data = msgspec.json.encode(record)
-    if b"<" in data or b">" in data or b"&" in data or b"\xe2\x80" in data:
+    # Once per token. `in` would try to read the bytes as a number first, and build an exception each time.
+    find = data.find
+    if find(b"<") >= 0 or find(b">") >= 0 or find(b"&") >= 0 or find(b"\xe2\x80") >= 0:
         for plain, escaped in _ESCAPES:
             data = data.replace(plain, escaped)
     return data

@@ -9,7 +9,8 @@ import msgspec
 from proxy.dialects.call import Call
 from proxy.dialects.errors import ClientError
 from proxy.dialects.facts import EngineFacts, ModelFacts
-from proxy.dialects.gojson import quote
+from proxy.dialects.gojson import fold, quote
+from proxy.dialects.ollama import base64_text
 from proxy.dialects.options import sampling
 from scheduler.names import canonical
 
@@ -163,7 +164,7 @@ def _messages(messages: list[Mapping[str, Any]], facts: EngineFacts) -> list[dic
     out: list[dict[str, Any]] = []
     open_calls: list[tuple[str, str]] = []  # id, function: calls whose result has not come yet
     for given in messages:
-        message = {key.lower(): value for key, value in given.items()}
+        message, _ = fold(dict(given))
         role = str(message.get("role") or "").lower()
         kept: dict[str, Any] = {"role": role, "content": _content(message, facts)}
         if message.get("thinking"):
@@ -192,7 +193,8 @@ def _content(message: Mapping[str, Any], facts: EngineFacts) -> str | list[dict[
 
 
 def _data_uri(image: str) -> str:
-    start = base64.b64decode(image[:16])
+    image = base64_text(image)  # llama-server stops reading at a line break
+    start = base64.b64decode(image[:16])  # whole groups of four: `read_call` has checked the padding
     kind = next((name for magic, name in _MAGIC if start.startswith(magic)), "jpeg")
     return f"data:image/{kind};base64,{image}"
 

@@ -29,9 +29,15 @@ class Usage(msgspec.Struct, frozen=True):
 class StreamWatch:
     """A `Watch` over a stream with an end mark, or over one JSON document without."""
 
-    def __init__(self, ended: Callable[[bytes], bool] | None = None) -> None:
-        """`ended` looks for the end mark in the tail; None where the dialect has none."""
+    def __init__(self, ended: Callable[[bytes], bool] | None = None, *, record_end: bytes = b"\n") -> None:
+        """Look at nothing yet.
+
+        Args:
+            ended: looks for the end mark in the tail; None where the dialect has none.
+            record_end: how a record of the stream ends; a blank line for server-sent events.
+        """
         self._ended = ended
+        self._record_end = record_end
         self._chunks: list[bytes] = []
         self._size = 0
         self._head = b""
@@ -51,9 +57,9 @@ class StreamWatch:
 
     @property
     def midline(self) -> bool:
-        """The bytes so far end inside a line: of NDJSON, what is added now would belong to that record."""
+        """The bytes so far end inside a record: what is added now would belong to it."""
         tail = self._tail()
-        return bool(tail) and not tail.endswith(b"\n")
+        return bool(tail) and not tail.endswith(self._record_end)
 
     @property
     def usage(self) -> Usage:

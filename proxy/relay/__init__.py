@@ -4,8 +4,9 @@
 backend over its `ConnectionPool` and writes the answer through `Client`, `Sweeper` closes what only holds a socket.
 """
 
+from proxy.dialects.contract import Outgoing, ReplyTransform, TruncatedReply, Watch
 from proxy.relay.client import Client, Framing
-from proxy.relay.contract import AttemptError, Exchanged, Outgoing, ReplyTransform, TruncatedReply, Watch
+from proxy.relay.contract import AttemptError, Exchanged
 from proxy.relay.exchange import exchange
 from proxy.relay.frontend import ClientConnection, Frontend
 from proxy.relay.intake import BodyTooLarge, check_request, read_body

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from aiohttp import HttpVersion11, web
 
+from proxy.dialects.contract import Headers
 from proxy.relay.framing import LAST_CHUNK
 from proxy.relay.frontend import ClientConnection
 from proxy.relay.headers import render_head, status_line
@@ -96,45 +97,41 @@ class Client:
         return self._connection.sent_bytes - self._sent_before
 
     @property
-    def connected(self) -> bool:
-        """The client is still there, as far as the kernel has told."""
-        return self._connection.transport is not None
-
-    @property
     def connection(self) -> ClientConnection:
         """The connection, for its back-pressure."""
         return self._connection
 
-    def start(self, status: int, headers: list[tuple[str, str]]) -> None:
-        """Settle status and headers; they go out with the first bytes of the body, or at `finish`.
+    def start(self, status: int, headers: Headers) -> None:
+        """Settle status and headers; they go out with the first bytes of the body.
 
         With a Content-Length among the headers the body must be exactly so long. Without one, HTTP/1.1 clients get
         chunks and HTTP/1.0 clients everything until the connection closes.
 
         Raises:
             RuntimeError: a head was started before.
-            ValueError: a header has a line break in it.
+            ValueError: a header has a line break in it. Nothing is settled then.
         """
         if self.head_sent:
             raise RuntimeError("the head is out already")
         sized = any(name.lower() == "content-length" for name, _ in headers)
-        framing: list[tuple[str, str]] = []
+        added: Headers = []
+        framing, keep_alive = Framing.UNTIL_CLOSE, self.keep_alive
         if self._method == "HEAD" or status in (204, 304):
-            self.framing = Framing.NONE
+            framing = Framing.NONE
         elif sized:
-            self.framing = Framing.LENGTH
+            framing = Framing.LENGTH
         elif self._http11:
-            self.framing = Framing.CHUNKED
-            framing.append(("Transfer-Encoding", "chunked"))
+            framing = Framing.CHUNKED
+            added.append(("Transfer-Encoding", "chunked"))
         else:
-            self.framing = Framing.UNTIL_CLOSE
-            self.keep_alive = False
-        if not self.keep_alive:
-            framing.append(("Connection", "close"))
-        self._head = render_head(status_line(status), [*headers, *framing])
+            keep_alive = False
+        if not keep_alive:
+            added.append(("Connection", "close"))
+        self._head = render_head(status_line(status), [*headers, *added])
+        self.framing, self.keep_alive = framing, keep_alive
         self.head_sent = True
 
-    def heartbeat(self, data: bytes, status: int, headers: list[tuple[str, str]]) -> None:
+    def heartbeat(self, data: bytes, status: int, headers: Headers) -> None:
         """Write keep-alive bytes of the stream's dialect; the first one settles the head. Commits to no engine."""
         if not self.head_sent:
             self.start(status, headers)
@@ -156,12 +153,7 @@ class Client:
         """Write bytes that are chunk framing already; only for clients with `Framing.CHUNKED`."""
         self._send(raw + LAST_CHUNK if last else raw, last)
 
-    def finish(self) -> None:
-        """End the body."""
-        if not self.finished:
-            self.write(b"", last=True)
-
-    def reply(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+    def reply(self, status: int, headers: Headers, body: bytes) -> None:
         """Write a whole answer at once, with its Content-Length."""
         self.start(status, [*headers, ("Content-Length", str(len(body)))])
         self.write(body, last=True)
@@ -171,9 +163,12 @@ class Client:
 
         Chunked clients miss the last chunk, sized ones bytes (and get no frame, which would pass for body, as it would
         inside a chunk). HTTP/1.0 clients, for whom any proper close is an end, get a reset behind what the kernel has
-        delivered.
+        delivered; so does everybody whose head is not out, since a frame alone would be no answer.
         """
         if self.finished:
+            return
+        if not self.head_sent:
+            self.abort()
             return
         if self.framing is Framing.LENGTH:
             self._head = b""
@@ -207,6 +202,7 @@ class Client:
             self._head = b""
         self.finished = last
         connection = self._connection
+        connection.unfinished = not last
         transport = connection.transport
         # A client that left: its request is about to be cancelled.
         if transport is None or transport.is_closing():

@@ -60,17 +60,14 @@ class EngineConnection(asyncio.Protocol):
         "_loop",
         "_touched",
         "_transport",
-        "epoch",
         "idle_since_s",
         "in_head",
         "moved_at_s",
         "paused",
     )
 
-    def __init__(self, home: Home, epoch: int) -> None:
+    def __init__(self, home: Home) -> None:
         self._home = home
-        self.epoch = epoch
-        """The pool's count of flushes when this was opened: an older one is not used again."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._answer: Answer | None = None
@@ -147,7 +144,7 @@ class EngineConnection(asyncio.Protocol):
         transport = self._transport
         return transport is not None and not transport.is_closing() and transport.get_write_buffer_size() == 0
 
-    def sweep(self, now_s: float, head_timeout_s: float | None, stall_timeout_s: float) -> None:
+    def sweep(self, now_s: float, stall_timeout_s: float) -> None:
         """Look whether the engine moved since the last look; called by the pool about once a second."""
         answer = self._answer
         if answer is None:
@@ -157,10 +154,7 @@ class EngineConnection(asyncio.Protocol):
             self.moved_at_s = now_s
             return
         waited_s = now_s - self.moved_at_s
-        limit_s = stall_timeout_s
-        if self.in_head and head_timeout_s is not None:
-            limit_s = min(limit_s, head_timeout_s)
-        if waited_s >= limit_s:
+        if waited_s >= stall_timeout_s:
             self.abort()
             answer.stalled(waited_s, in_head=self.in_head)
 

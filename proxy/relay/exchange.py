@@ -13,12 +13,13 @@ from collections.abc import Callable
 
 import structlog
 
+from proxy.dialects.contract import ErrorBody, Headers, Outgoing, ReplyTransform, TruncatedReply, Watch
 from proxy.endpoint import Endpoint
 from proxy.relay.client import Client, Framing
 from proxy.relay.connection import EngineConnection
-from proxy.relay.contract import AttemptError, Exchanged, Outgoing, ReplyTransform, TruncatedReply, Watch
+from proxy.relay.contract import AttemptError, Exchanged
 from proxy.relay.framing import ChunkedBody, FramingError, ReplyHead
-from proxy.relay.headers import render_head, to_client, to_engine
+from proxy.relay.headers import render_head, to_client, to_engine, unsized
 from proxy.relay.pool import STALL_TIMEOUT_S, ConnectionPool
 from proxy.relay.verdicts import opens_with_error, retryable
 from scheduler.domain import Failure
@@ -27,9 +28,10 @@ log = structlog.get_logger("slotgate.relay")
 
 MAX_REFUSAL_BYTES = 1024 * 1024
 """Of an answer >= 300, which is read whole before anything is decided."""
+STALE_WITHIN_S = 1.0
+"""From the request to the loss of a kept connection that the engine had closed before it got the request: its reset is
+a round trip away. Later the engine has read the request, may have begun to compute, and is not asked the same again."""
 _MAX_DETAIL_BYTES = 4096
-
-ErrorBody = Callable[[int, bytes], tuple[int, list[tuple[str, str]], bytes]]
 
 
 class _Stale(Exception):
@@ -72,11 +74,11 @@ class Transfer:
         "_raw_fits",
         "_refusal",
         "_see",
+        "_sent_s",
         "_transform",
         "_watch",
         "engine_bytes",
         "error_body",
-        "first_byte_s",
         "status",
     )
 
@@ -87,7 +89,7 @@ class Transfer:
         transform: ReplyTransform | None,
         watch: Watch | None,
         on_first_byte: Callable[[], None],
-        extra: list[tuple[str, str]],
+        extra: Headers,
         error_body: ErrorBody | None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -104,7 +106,9 @@ class Transfer:
         self._head: ReplyHead | None = None
         self._chunks: ChunkedBody | None = None
         self._refusal: bytearray | None = None
-        self._opening = b""
+        self._sent_s = 0.0
+        self._opening: bytes | None = b""
+        """The first bytes, until they are judged; None: they were no error, and no later ones are looked at."""
         self._opening_raw = b""
         self._passing = transform is None or transform.passthrough
         """Body bytes go out as they are."""
@@ -113,7 +117,6 @@ class Transfer:
         self._piping = False
         """Raw bytes go straight out."""
         self.status = 0
-        self.first_byte_s: float | None = None
         self.engine_bytes = 0
         self.error_body = b""
 
@@ -126,6 +129,7 @@ class Transfer:
         """
         self._connection = connection
         self._client_connection.on_drained = connection.resume
+        self._sent_s = self._loop.time()
         try:
             try:
                 connection.send(method, head, body, self)
@@ -168,7 +172,7 @@ class Transfer:
 
     def lost(self, error: Exception | None, *, untouched: bool) -> None:
         """The engine, or the network, ended the connection."""
-        if untouched:
+        if untouched and self._loop.time() - self._sent_s <= STALE_WITHIN_S:
             self._end(_Stale())
             return
         detail = (error.strerror if isinstance(error, OSError) else None) or str(error or "closed by the engine")
@@ -192,19 +196,21 @@ class Transfer:
 
     def _advance(self, raw: bytes, body: bytes, last: bool) -> None:
         """Everything that is not piping: refusals, openings, transformed answers, other framings, ends."""
-        if body and self.first_byte_s is None:
-            self.first_byte_s = self._loop.time()
         if self._refusal is not None:
             self._take_refusal(self._refusal, body, last)
             return
         if self._see is not None and body:
             self._see(body)
-        if not self._client.committed:
-            opened = self._open(raw, body, last)
+        if self._opening is not None:
+            opened = self._open(self._opening + body, self._opening_raw + raw, last)
             if opened is None:
                 return
             raw, body = opened
         out, whole = self._convert(body, last)
+        if not self._client.committed and self._transform is not None and opens_with_error(out):
+            # Behind what the transform took out, progress frames for instance, it is the first that a client would see.
+            self._refuse_opening(out)
+            return
         if last and not whole:
             self._truncated(raw, out)
             return
@@ -217,19 +223,20 @@ class Transfer:
         elif self._client_connection.behind:
             self._pause()
 
-    def _open(self, raw: bytes, body: bytes, last: bool) -> tuple[bytes, bytes] | None:
-        """Hold the first bytes until they are known not to be an error; None: held."""
-        body = self._opening + body
-        raw = self._opening_raw + raw
+    def _open(self, body: bytes, raw: bytes, last: bool) -> tuple[bytes, bytes] | None:
+        """Hold the first bytes until they are known not to be an error; None: held, or an error."""
         verdict = opens_with_error(body)
-        if verdict is False or (verdict is None and last):
-            self._opening = self._opening_raw = b""
+        if not verdict and (verdict is False or last or len(body) > MAX_REFUSAL_BYTES):
+            self._opening, self._opening_raw = None, b""
             return raw, body
         self._opening, self._opening_raw = body, raw
         if verdict and (last or b"\n" in body.lstrip() or len(body) > MAX_REFUSAL_BYTES):
-            self._abort()
-            self._fail(Failure.ENGINE_ERROR, body[:_MAX_DETAIL_BYTES].decode("utf-8", "replace").strip())
+            self._refuse_opening(body)
         return None
+
+    def _refuse_opening(self, body: bytes) -> None:
+        self._abort()
+        self._fail(Failure.ENGINE_ERROR, body[:_MAX_DETAIL_BYTES].decode("utf-8", "replace").strip())
 
     def _convert(self, body: bytes, last: bool) -> tuple[bytes, bool]:
         """Body bytes for the client, and whether the answer has its end mark (if it ends here)."""
@@ -261,22 +268,24 @@ class Transfer:
         """The first byte: from here on no other backend can take over. True: the whole answer is out already."""
         client, head = self._client, self._head
         assert head is not None  # noqa: S101 - bodies follow heads
-        self._on_first_byte()
-        client.committed = True
         if client.head_sent:
+            self._on_first_byte()
+            client.committed = True
             return False
         headers = to_client(head.headers)
         if self._transform is not None:
-            headers = [
-                pair for pair in self._transform.head(head.status, headers) if pair[0].lower() != "content-length"
-            ]
+            headers = unsized(self._transform.head(head.status, headers))
             if last:
-                client.reply(head.status, headers + self._extra, out)
-                return True
+                headers.append(("Content-Length", str(len(out))))
         elif head.length is not None:
             # As the engine said it: in an answer to HEAD it is not the length of what follows.
             headers += [pair for pair in head.headers if pair[0].lower() == "content-length"]
+        self._on_first_byte()
         client.start(head.status, headers + self._extra)
+        client.committed = True  # not before: a head that cannot be rendered commits to nothing
+        if last and self._transform is not None:
+            client.write(out, last=True)
+            return True
         return False
 
     def _truncated(self, raw: bytes, out: bytes) -> None:
@@ -302,13 +311,13 @@ class Transfer:
             return
         self.error_body = body
         if not client.head_sent:
-            self._on_first_byte()
-            client.committed = True
             status, headers = head.status, to_client(head.headers)
             if self._error_body is not None and status >= 400:
                 status, headers, body = self._error_body(status, body)
-                headers = [pair for pair in headers if pair[0].lower() != "content-length"]
+                headers = unsized(headers)
+            self._on_first_byte()
             client.reply(status, headers + self._extra, body)
+            client.committed = True
         self._end(None)
 
     # Ends.
@@ -342,8 +351,7 @@ async def exchange(
     transform: ReplyTransform | None = None,
     watch: Watch | None = None,
     on_first_byte: Callable[[], None],
-    headers: list[tuple[str, str]],
-    head_timeout_s: float | None = None,
+    headers: Headers,
     stall_timeout_s: float = STALL_TIMEOUT_S,
     error_body: ErrorBody | None = None,
 ) -> Exchanged:
@@ -359,7 +367,6 @@ async def exchange(
         watch: sees the decoded bytes of a 2xx answer and says at its end whether it is complete.
         on_first_byte: called just before the first byte of the engine's answer goes out.
         headers: added to the answer; read after `on_first_byte`, which may still fill the list.
-        head_timeout_s: from the request to the end of the answer's head; None: only `stall_timeout_s`.
         stall_timeout_s: longest time without a byte from the engine, unless the client is what it waits for.
         error_body: rewords a refusal that is passed on; None: as the engine said it.
 
@@ -370,7 +377,6 @@ async def exchange(
         AttemptError: no complete answer. While `committed` is False nothing of it went to the client.
     """
     head = render_request(pool.endpoint, outgoing)
-    sent_before = client.bytes_sent
     connection = pool.take()
     while True:
         reused = connection is not None
@@ -379,7 +385,7 @@ async def exchange(
         transfer = Transfer(
             client, transform=transform, watch=watch, on_first_byte=on_first_byte, extra=headers, error_body=error_body
         )
-        pool.lend(connection, head_timeout_s, stall_timeout_s)
+        pool.lend(connection, stall_timeout_s)
         try:
             await transfer.over(connection, outgoing.method, head, outgoing.body)
         except _Stale:
@@ -389,10 +395,4 @@ async def exchange(
             # A kept connection that the engine had closed meanwhile. Nothing was answered: nothing is answered twice.
             connection = None
             continue
-        return Exchanged(
-            status=transfer.status,
-            first_byte_s=transfer.first_byte_s,
-            engine_bytes=transfer.engine_bytes,
-            client_bytes=client.bytes_sent - sent_before,
-            error_body=transfer.error_body,
-        )
+        return Exchanged(status=transfer.status, error_body=transfer.error_body)

@@ -14,6 +14,8 @@ from typing import Any, Final
 import httptools
 import msgspec
 
+from proxy.dialects.contract import Headers
+
 MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_TRAILER_BYTES: Final = 8 * 1024
 LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -30,7 +32,7 @@ class ReplyHead(msgspec.Struct):
     """The head of an answer, and what it says about the body."""
 
     status: int
-    headers: list[tuple[str, str]]
+    headers: Headers
     keep_alive: bool
     """The engine keeps the connection open after this answer."""
     chunked: bool
@@ -84,7 +86,7 @@ def parse_head(block: bytes, *, bodiless: bool = False) -> ReplyHead:
     return ReplyHead(status=status, headers=headers, keep_alive=keep_alive, chunked=chunked, length=length)
 
 
-def _body_size(status: int, headers: list[tuple[str, str]]) -> tuple[bool, int | None]:
+def _body_size(status: int, headers: Headers) -> tuple[bool, int | None]:
     chunked, length = False, None
     for name, value in headers:
         lower = name.lower()

@@ -17,7 +17,17 @@ slow reader does not hold a slot longer than the engine needs."""
 class ClientConnection(web.RequestHandler):
     """aiohttp's connection of one client, with the counters and the one hook that relay and sweeper read."""
 
-    __slots__ = ("answering", "behind", "note", "on_drained", "partial_head", "received_bytes", "sent_bytes", "wire")
+    __slots__ = (
+        "answering",
+        "behind",
+        "note",
+        "on_drained",
+        "partial_head",
+        "received_bytes",
+        "sent_bytes",
+        "unfinished",
+        "wire",
+    )
 
     def __init__(self, frontend: "Frontend", **kwargs: Any) -> None:
         super().__init__(frontend, **kwargs)
@@ -29,6 +39,8 @@ class ClientConnection(web.RequestHandler):
         """The client does not keep up with what is written: stop writing until `on_drained`."""
         self.answering = False
         """Bytes of an answer went out past aiohttp: it must not write a response of its own any more."""
+        self.unfinished = False
+        """That answer has not ended: the connection must not be closed so that it looks as if it had."""
         self.received_bytes = 0
         self.sent_bytes = 0
         """Written past aiohttp; what has left the process is this less the transport's buffer."""
@@ -111,17 +123,26 @@ class ClientConnection(web.RequestHandler):
     def abort(self) -> None:
         """Reset the connection at once: unsent bytes are lost, and no answer in progress can look finished."""
         wire, self.wire = self.wire, None
+        self.unfinished = False
         if wire is not None:
+            # The transport's `abort` alone drops what is unsent, and then ends the connection in the proper way.
+            _reset_at_close(wire)
             wire.abort()
 
     def close_unfinished(self, *, reset: bool) -> None:
         """Close once what was written has left, with a reset in place of the end if asked."""
+        self.unfinished = False
         if self.wire is None:
             return
-        sock = self.wire.get_extra_info("socket")
-        if reset and sock is not None and sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if reset:
+            _reset_at_close(self.wire)
         self.wire.close()
+
+    def force_close(self) -> None:
+        """Close; with a reset where an answer is cut, by a stop for instance: HTTP/1.0 knows no other sign of that."""
+        if self.unfinished:
+            self.abort()
+        super().force_close()
 
     def handle_error(
         self,
@@ -141,6 +162,13 @@ class ClientConnection(web.RequestHandler):
             response.force_close()
             return response
         return super().handle_error(request, status, exc, message)
+
+
+def _reset_at_close(wire: asyncio.Transport) -> None:
+    """Have the socket closed with RST in place of FIN; Unix sockets know none."""
+    sock = wire.get_extra_info("socket")
+    if sock is not None and sock.family != socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class Frontend(web.Server):

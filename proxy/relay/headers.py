@@ -4,6 +4,8 @@ import functools
 from collections.abc import Iterable
 from http import HTTPStatus
 
+from proxy.dialects.contract import Headers
+
 HOP_BY_HOP = frozenset(
     {
         "connection",
@@ -57,16 +59,21 @@ def nominated(headers: Iterable[tuple[str, str]]) -> frozenset[str]:
     return frozenset(part.strip().lower() for value in values for part in value.split(","))
 
 
-def to_engine(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def to_engine(headers: Headers) -> Headers:
     """The headers of a request that an engine may see."""
     named = nominated(headers)
     return [pair for pair in headers if (lower := _toward_engines(pair[0])) is not None and lower not in named]
 
 
-def to_client(headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def to_client(headers: Headers) -> Headers:
     """The headers of an answer that a client may see: no framing, nothing of one hop, no CORS of the engine."""
     named = nominated(headers)
     return [pair for pair in headers if (lower := _toward_clients(pair[0])) is not None and lower not in named]
+
+
+def unsized(headers: Headers) -> Headers:
+    """Without the length of a body that is not the one sent."""
+    return [pair for pair in headers if pair[0].lower() != "content-length"]
 
 
 def render_head(first_line: str, headers: Iterable[tuple[str, str]]) -> bytes:

@@ -33,9 +33,8 @@ class ConnectionPool:
         self._sweep_interval_s = sweep_interval_s
         self._loop = asyncio.get_running_loop()
         self._idle: list[EngineConnection] = []
-        self._active: dict[EngineConnection, tuple[float | None, float]] = {}
-        """Connections with a request, and its limits: to the head, and without any byte."""
-        self._epoch = 0
+        self._active: dict[EngineConnection, float] = {}
+        """Connections with a request, and how long it may stay without any byte, in seconds."""
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self.opened = 0
@@ -65,39 +64,42 @@ class ConnectionPool:
         """Connect.
 
         Raises:
-            AttemptError: refused, unreachable, or not within the connect timeout: CONNECT.
+            AttemptError: refused, unreachable, not within the connect timeout, or this pool is closed: CONNECT.
         """
-        if self._closed:
-            raise AttemptError(Failure.CONNECT, "the backend was removed")
+        self._check_open()
         endpoint = self.endpoint
-        epoch = self._epoch
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 if endpoint.unix_path is not None:
                     _, connection = await self._loop.create_unix_connection(
-                        lambda: EngineConnection(self, epoch), endpoint.unix_path
+                        lambda: EngineConnection(self), endpoint.unix_path
                     )
                 else:
                     _, connection = await self._loop.create_connection(
-                        lambda: EngineConnection(self, epoch), endpoint.address, endpoint.port
+                        lambda: EngineConnection(self), endpoint.address, endpoint.port
                     )
         except TimeoutError:
             detail = f"no connection within {self._connect_timeout_s:g} s"
             raise AttemptError(Failure.CONNECT, detail) from None
         except OSError as error:
             raise AttemptError(Failure.CONNECT, error.strerror or str(error)) from None
+        try:
+            self._check_open()
+        except AttemptError:
+            connection.abort()
+            raise
         self.opened += 1
         return connection
 
-    def lend(self, connection: EngineConnection, head_timeout_s: float | None, stall_timeout_s: float) -> None:
-        """A request is about to be written: watch its limits until the connection is given back or gone."""
-        self._active[connection] = (head_timeout_s, stall_timeout_s)
+    def lend(self, connection: EngineConnection, stall_timeout_s: float) -> None:
+        """A request is about to be written: watch its limit until the connection is given back or gone."""
+        self._active[connection] = stall_timeout_s
         self._wind()
 
     def give(self, connection: EngineConnection) -> None:
-        """Keep a connection whose answer is complete, unless the pool was flushed since it was opened."""
+        """Keep a connection whose answer is complete."""
         self._active.pop(connection, None)
-        if self._closed or connection.epoch != self._epoch or len(self._idle) >= self._max_idle:
+        if self._closed or len(self._idle) >= self._max_idle:
             connection.abort()
             return
         connection.idle_since_s = self._loop.time()
@@ -110,21 +112,23 @@ class ConnectionPool:
         with contextlib.suppress(ValueError):
             self._idle.remove(connection)
 
-    def flush(self) -> None:
-        """Close what is idle and reuse nothing opened before: the engine restarted, moved or was ejected."""
-        self._epoch += 1
+    def close(self) -> None:
+        """Close everything for good: the engine restarted, moved or was removed.
+
+        Running answers fail as if the engine had reset the connection; connections being opened are not lent any more.
+        """
+        self._closed = True
         for connection in tuple(self._idle):
             connection.abort()
-
-    def close(self) -> None:
-        """Close everything, running answers included; they fail as if the engine had reset the connection."""
-        self._closed = True
-        self.flush()
         for connection in tuple(self._active):
             connection.drop()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise AttemptError(Failure.CONNECT, "the backend was removed")
 
     def _wind(self) -> None:
         """Have the timer run while there is anything to watch, and only then: an idle proxy sleeps."""
@@ -134,8 +138,8 @@ class ConnectionPool:
     def _sweep(self) -> None:
         self._timer = None
         now_s = self._loop.time()
-        for connection, (head_timeout_s, stall_timeout_s) in tuple(self._active.items()):
-            connection.sweep(now_s, head_timeout_s, stall_timeout_s)
+        for connection, stall_timeout_s in tuple(self._active.items()):
+            connection.sweep(now_s, stall_timeout_s)
         oldest_s = now_s - self._idle_expiry_s
         for connection in [each for each in self._idle if each.idle_since_s <= oldest_s]:
             connection.abort()

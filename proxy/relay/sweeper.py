@@ -59,14 +59,25 @@ class Sweeper:
             clock: seconds; default: the running loop's.
         """
         self._frontend = frontend
-        self._header_timeout_s = header_timeout_s
-        self._body_timeout_s = body_timeout_s
-        self._idle_timeout_s = idle_timeout_s
-        self._write_timeout_s = write_timeout_s
+        self.set_limits(
+            header_timeout_s=header_timeout_s,
+            body_timeout_s=body_timeout_s,
+            idle_timeout_s=idle_timeout_s,
+            write_timeout_s=write_timeout_s,
+        )
         self._interval_s = interval_s
         self._clock = clock
         self.closed = 0
         """Connections closed so far."""
+
+    def set_limits(
+        self, *, header_timeout_s: float, body_timeout_s: float, idle_timeout_s: float, write_timeout_s: float
+    ) -> None:
+        """Judge by other limits from the next pass on, open connections included; see the constructor."""
+        self._header_timeout_s = header_timeout_s
+        self._body_timeout_s = body_timeout_s
+        self._idle_timeout_s = idle_timeout_s
+        self._write_timeout_s = write_timeout_s
 
     async def run(self) -> NoReturn:
         """Sweep for ever; for `Tasks.start`."""

@@ -77,12 +77,14 @@ async def test_a_second_stop_ends_at_once(tmp_path: Path) -> None:
         body = {"model": MODEL, "prompt": "x"}
         asked = asyncio.ensure_future(running.client.post("/api/chat", json=body | {"messages": []}))
         await asked
-        stream = asyncio.ensure_future(running.client.post("/api/generate", json=body))
+        stream = asyncio.ensure_future(running.client.post("/api/generate", json=body | {"stream": False}))
         await until(lambda: running.app.requests == 1, "a request runs")
         running.app.stop()
         running.app.stop()
-        with pytest.raises(httpx.HTTPError):
-            await stream
+        answer = await stream
+
+    assert answer.status_code == 503
+    assert "shutting down" in answer.json()["error"]
 
 
 async def test_requests_before_any_backend_answered_wait_for_one(tmp_path: Path) -> None:

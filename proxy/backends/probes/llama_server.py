@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from proxy.backends.control import Answer, Control, ProbeError
+from proxy.backends.control import Control, ControlAnswer, ProbeError
 from proxy.backends.probes import Description, Look
 from proxy.dialects.facts import EngineFacts, ModelFacts
 from proxy.dialects.times import rfc3339_nano
@@ -72,7 +72,7 @@ class _Models(msgspec.Struct):
     data: list[_Model] = []
 
 
-def check(answer: Answer) -> Answer:
+def check(answer: ControlAnswer) -> ControlAnswer:
     """Pass a good answer on.
 
     Raises:
@@ -152,7 +152,7 @@ class LlamaServerProbe:
         source = "slots" if self._has_slots else "leases"
         return Description(facts, capabilities, source, tuple(warnings), self._epoch_hint())
 
-    async def _ask_metrics(self) -> Answer:
+    async def _ask_metrics(self) -> ControlAnswer:
         answer = await self._control.get("/metrics")
         self._process_start = answer.headers.get("process-start-time-unix", "")
         return answer

@@ -10,6 +10,7 @@ import pytest
 from proxy.backends.control import Control, ProbeError
 from proxy.endpoint import parse_endpoint
 from tests.proxy.backends.answers import Answers
+from tests.wait import until
 
 
 class Health(msgspec.Struct):
@@ -83,11 +84,15 @@ async def test_a_connection_that_always_breaks() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.close()
+        await writer.wait_closed()
+        closed.append(writer)
 
+    closed: list[asyncio.StreamWriter] = []
     listener = await asyncio.start_server(serve, "127.0.0.1", 0)
     control = Control(parse_endpoint(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"), 5)
     with pytest.raises(ProbeError, match="the connection broke"):
         await control.get("/a")
+    await until(lambda: len(closed) == 2, "both connections are closed")
     await control.close()
     listener.close()
 

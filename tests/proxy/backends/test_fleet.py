@@ -14,11 +14,13 @@ import pytest
 from proxy.backends import orphans
 from proxy.backends.fleet import Fleet
 from proxy.backends.launch import LaunchError
-from proxy.backends.member import BackendStatus
+from proxy.backends.member import MemberStatus
 from proxy.backends.statedir import StateDirError, free_port
 from proxy.backends.supervisor import Timing
 from proxy.backends.watcher import Cadence
 from proxy.config import BackendConfig, RestartConfig
+from proxy.endpoint import identity
+from scheduler.domain import Operation
 from scheduler.events import BackendChanged, BackendLeft, BackendReported, BackendSignalled, Event
 from scheduler.health import Signal
 from tests.proxy.backends.answers import Answers
@@ -65,6 +67,11 @@ class Scene:
         }
         return BackendConfig.model_validate(base | fields)
 
+    def llama_server(self, **fields: object) -> BackendConfig:
+        """One that never comes to run: its program is none."""
+        base = {"binary": "/bin/false", "gpus": "none", "model": "/models/none.gguf", "restart": QUICK}
+        return BackendConfig.model_validate(base | fields)
+
     def signals(self, name: str) -> list[Signal]:
         return [e.signal for e in self.events if isinstance(e, BackendSignalled) and e.backend_id == name]
 
@@ -77,7 +84,7 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
         await fleet.stop(2)
 
 
-def status(fleet: Fleet, name: str) -> BackendStatus:
+def status(fleet: Fleet, name: str) -> MemberStatus:
     return next(one for one in fleet.status() if one.name == name)
 
 
@@ -123,11 +130,12 @@ async def test_a_real_engine_from_start_to_stop(scene: Scene) -> None:
     assert "--no-kv-unified" in first.wanted
     assert first.log_path is not None
     assert "model loaded" in Path(first.log_path).read_text()
-    kinds = [type(event) for event in scene.events[:3]]
-    assert kinds == [BackendChanged, BackendSignalled, BackendChanged]
-    early = scene.events[0]
-    assert isinstance(early, BackendChanged)
-    assert early.backend.models == {"smollm2:latest"}  # requests may wait for it while it loads
+    kinds = [type(event) for event in scene.events[:5]]
+    assert kinds == [BackendChanged, BackendSignalled] * 2 + [BackendChanged]
+    changes = [event.backend for event in scene.events if isinstance(event, BackendChanged)]
+    assert [change.models for change in changes] == [{"smollm2:latest"}] * 3
+    # before it runs, while it loads, once it told what it can do
+    assert [Operation.EMBED in change.capabilities for change in changes] == [True, True, False]
     await until(lambda: any(isinstance(event, BackendReported) for event in scene.events), "a report")
 
     assert first.pid is not None
@@ -140,7 +148,9 @@ async def test_a_real_engine_from_start_to_stop(scene: Scene) -> None:
     assert second.last_error == "killed by SIGKILL"
     assert scene.flushed[flushed:].count("real") >= 2  # when it died, and when it was started anew
     signals = [one for one in scene.signals("real") if one not in {Signal.ANSWERED, Signal.MISSED}]
-    assert signals == [Signal.STARTED, Signal.EXITED, Signal.STARTED]
+    assert signals == [Signal.STARTED, Signal.STARTED, Signal.EXITED, Signal.STARTED]
+    again = [e.backend for e in scene.events if isinstance(e, BackendChanged) and e.backend.epoch == second.epoch]
+    assert Operation.EMBED not in again[0].capabilities  # what it can do did not go with its process
 
     await fleet.restart("real", 5)
     await until(lambda: status(fleet, "real").epoch > second.epoch, "the operator restarted it")
@@ -189,6 +199,32 @@ async def test_kill_9_of_ollama_ends_its_child_and_starts_it_again(scene: Scene)
     again = [e.backend for e in scene.events if isinstance(e, BackendChanged) and e.backend.epoch > first.epoch]
     assert again[0].models == {"smol:latest"}  # its models did not go with its process
     await until(ready(fleet), "it is ready again")
+
+
+@pytest.mark.parametrize("kind", ["llama-server", "ollama"])
+async def test_a_managed_engine_has_its_address_before_it_runs(scene: Scene, kind: str) -> None:
+    """The store knows a backend by its address: a drain must not be lost when the engine comes up."""
+    config = scene.ollama() if kind == "ollama" else scene.llama_server()
+    fleet = await scene.start(config)
+    early, signals = fleet.endpoint(kind), len(scene.events)
+    assert scene.signals(kind) == [Signal.STARTED]
+    await until(lambda: len(scene.events) > signals, "it was started")
+    assert identity(fleet.endpoint(kind), "box") == identity(early, "box")
+
+
+async def test_an_address_that_cannot_be_foreseen_keeps_nothing_from_starting(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> int:
+        raise StateDirError("no free port on 127.0.0.1")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("proxy.backends.statedir.free_port", none)
+        fleet = await scene.start(scene.ollama())
+        with pytest.raises(LookupError, match="ollama has no address yet"):
+            fleet.endpoint("ollama")
+        await until(lambda: "no free port" in status(fleet, "ollama").last_error, "it says why")
+    await until(ready(fleet), "it is ready")
 
 
 async def test_a_gpu_that_is_not_there(scene: Scene) -> None:

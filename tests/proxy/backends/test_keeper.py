@@ -241,6 +241,19 @@ def test_the_log_is_bounded(kept: Any, tmp_path: Path) -> None:
     assert max(sizes) <= 20000 + 65536  # one read of the pipe is written whole
 
 
+def test_a_log_that_cannot_be_renamed_is_bounded_all_the_same(kept: Any, tmp_path: Path) -> None:
+    (tmp_path / "engine.log.1" / "in the way").mkdir(parents=True)
+    one = kept("print(('x' * 99 + '\\n') * 10000, end='')", log_bytes=20000)
+    assert one.wait() == 0
+    assert 0 < (tmp_path / "engine.log").stat().st_size <= 20000 + 65536
+
+
+def test_an_engine_runs_without_a_log(kept: Any, tmp_path: Path) -> None:
+    (tmp_path / "engine.log").mkdir()
+    one = kept("import sys; print('bye'); sys.exit(7)")
+    assert one.wait() == 7
+
+
 def test_an_engine_that_closes_its_output_lives_on(kept: Any) -> None:
     one = kept("import os, signal\nos.close(1); os.close(2)\nsignal.pause()")
     engine = one.fact()["started"]

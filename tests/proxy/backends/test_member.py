@@ -3,19 +3,25 @@
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from proxy.backends.launch import Program
 from proxy.backends.member import Member, Surroundings
 from proxy.backends.placement import Placement
 from proxy.backends.statedir import StateDir
 from proxy.backends.watcher import Cadence
-from proxy.config import BackendConfig
-from scheduler.domain import Engine
-from scheduler.events import BackendChanged, BackendLeft, BackendReported, BackendSignalled, Event
+from proxy.config import BackendConfig, RestartConfig
+from scheduler.core import Scheduler
+from scheduler.domain import Dialect, Engine, Gpu, Operation, Request
+from scheduler.effects import Reject
+from scheduler.events import BackendChanged, BackendLeft, BackendReported, BackendSignalled, Event, RequestArrived
 from scheduler.health import Signal
+from scheduler.policy import Policy
 from tests.proxy.backends.answers import LOADING, PROPS, TAG, UNAUTHORIZED, Answers
 from tests.wait import until
 
+GPU = Gpu("GPU-aaaa", 0, "NVIDIA GeForce RTX 4090", 24 * 2**30)
 CADENCE = Cadence(busy_s=0.02, idle_s=0.02, spacing_s=0.02, describe_s=0.02)
 
 
@@ -25,12 +31,23 @@ class Scene:
     def __init__(self, directory: Path) -> None:
         self.events: list[Event] = []
         self.flushed: list[str] = []
-        self.around = Surroundings(StateDir(directory), self.events.append, self.flushed.append, CADENCE)
+        self.state_dir = StateDir(directory / "state")
+        self.state_dir.open()
+        self.around = Surroundings(self.state_dir, self.events.append, self.flushed.append, CADENCE)
         self.members: list[Member] = []
 
     def external(self, url: str, **fields: object) -> Member:
         config = BackendConfig.model_validate({"url": url} | fields)
         self.members.append(Member(Placement("one", config), self.around))
+        self.members[-1].start()
+        return self.members[-1]
+
+    def managed(self, **fields: object) -> Member:
+        """A llama-server that never comes to run: its program is none."""
+        base = {"model": "/models/smol-q4.gguf", "restart": RestartConfig(backoff_s=1000, backoff_max_s=1000)}
+        config = BackendConfig.model_validate(base | fields)
+        program = Program(Engine.OLLAMA if config.engine == "ollama" else Engine.LLAMA_SERVER, ("/no/such/engine",))
+        self.members.append(Member(Placement("one", config, program, GPU), self.around))
         self.members[-1].start()
         return self.members[-1]
 
@@ -44,6 +61,54 @@ async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
     yield made
     for member in made.members:
         await member.stop(0)
+    made.state_dir.close()
+
+
+def asked(operation: Operation, model: str = "smol-q4:latest") -> Request:
+    return Request("r", operation, Dialect.OPENAI, model, arrived_s=1.0, wait_until_s=1000.0)
+
+
+@pytest.mark.parametrize("engine", ["llama-server", "ollama"])
+async def test_requests_wait_for_a_managed_engine_from_the_first_moment(scene: Scene, engine: str) -> None:
+    """Whatever they ask for: what it can do is known only once it runs."""
+    member = scene.managed(engine=engine)
+    assert scene.signals() == [Signal.STARTED]
+    [known] = [event.backend for event in scene.events if isinstance(event, BackendChanged)]
+    assert known.models == ({"smol-q4:latest"} if engine == "llama-server" else frozenset())
+    assert (known.managed, known.gpu) == (True, GPU)
+    await until(lambda: member.status().state == "backoff", "it was started and ended")
+    assert scene.signals() == [Signal.STARTED, Signal.STARTED, Signal.EXITED]
+
+    scheduler = Scheduler(Policy())
+    for number, event in enumerate(scene.events):
+        scheduler.handle(event, 0.0)
+        for operation in Operation:
+            request = msgspec.structs.replace(asked(operation), id=f"{number} {operation}")
+            effects = scheduler.handle(RequestArrived(request), 1.0)
+            assert [effect for effect in effects if isinstance(effect, Reject)] == []
+    assert len(scheduler.waiting()) == len(scene.events) * len(Operation)
+
+
+async def test_what_cannot_even_be_prepared_is_shown_and_comes_back(scene: Scene) -> None:
+    (scene.state_dir.path / "keys").rmdir()
+    member = scene.managed()
+    await until(lambda: member.status().state == "backoff", "it waits")
+    assert scene.signals() == [Signal.STARTED, Signal.EXITED]
+    assert "one.key.new: No such file or directory" in member.status().last_error
+    (scene.state_dir.path / "keys").mkdir()
+    await member.restart(0)
+    await until(lambda: "exited with status 127" in member.status().last_error, "it was started")
+    assert scene.signals() == [Signal.STARTED, Signal.EXITED, Signal.STARTED, Signal.EXITED]
+
+
+async def test_no_secret_is_in_the_status(scene: Scene) -> None:
+    member = scene.managed(flags=["--api-key", "sekrit", "--hf-token=sekrit"], env={"LLAMA_ARG_TOKEN": "sekrit"})
+    await until(lambda: member.status().wanted, "it was started")
+    wanted = " ".join(member.status().wanted)
+    assert "sekrit" not in wanted
+    assert "CUDA_VISIBLE_DEVICES=GPU-aaaa" in wanted
+    assert f"--api-key-file {scene.state_dir.path}/keys/one.key" in wanted
+    assert "LLAMA_ARG_TOKEN=********" in wanted
 
 
 async def test_an_external_llama_server_is_detected(scene: Scene) -> None:

@@ -53,6 +53,32 @@ def test_keys_are_new_each_time_and_private(state: StateDir) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
+def test_an_engine_keeps_its_key_where_no_new_one_can_be_written(state: StateDir) -> None:
+    """A disk that is full: here the new file's place is taken."""
+    path, key = state.write_key("one")
+    (state.path / "keys" / "one.key.new").mkdir()
+    assert state.write_key("one") == (path, key)
+    path.chmod(0o644)  # others may have read it
+    with pytest.raises(StateDirError, match=r"one\.key\.new: Is a directory; free space there or correct its owner"):
+        state.write_key("one")
+
+
+def test_a_key_that_was_never_written_is_explained(state: StateDir) -> None:
+    (state.path / "keys").rmdir()
+    with pytest.raises(StateDirError, match=r"cannot write .*one\.key\.new: No such file"):
+        state.write_key("one")
+
+
+def test_an_id_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "id").mkdir()
+    state = StateDir(tmp_path)
+    with pytest.raises(StateDirError, match=r"cannot use the state directory .*: Is a directory"):
+        state.open()
+    (tmp_path / "id").rmdir()
+    state.open()  # and the lock was given back
+    state.close()
+
+
 def test_a_short_path_has_its_socket_in_the_state_directory(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,14 +1,16 @@
 """The life of a managed engine, with real processes, a real keeper and real signals."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from proxy.backends import orphans
 from proxy.backends.launch import LaunchError, LaunchSpec
@@ -55,6 +57,26 @@ class Told:
         self.events.append(f"exited: {reason}")
 
 
+class Forgetful(Told):
+    """Fails whenever it is told something."""
+
+    def started(self, spec: LaunchSpec, epoch: int) -> None:
+        super().started(spec, epoch)
+        raise RuntimeError("started")
+
+    def ready(self, spec: LaunchSpec, epoch: int) -> None:
+        super().ready(spec, epoch)
+        raise RuntimeError("ready")
+
+    def ending(self) -> None:
+        super().ending()
+        raise RuntimeError("ending")
+
+    def exited(self, reason: str) -> None:
+        super().exited(reason)
+        raise RuntimeError("exited")
+
+
 class Stage:
     """One supervised script. Ready as soon as the script has written its file."""
 
@@ -90,6 +112,7 @@ class Stage:
         restart: RestartConfig = QUICK,
         timing: Timing | None = None,
         prepare: Callable[[], LaunchSpec] | None = None,
+        is_ready: Callable[[LaunchSpec], Awaitable[bool]] | None = None,
     ) -> Supervisor:
         self.made.append(
             Supervisor(
@@ -97,7 +120,7 @@ class Stage:
                 self.told,
                 self.state_dir,
                 prepare or self.prepare,
-                self.is_ready,
+                is_ready or self.is_ready,
                 restart=restart,
                 timing=timing or Timing(grace_s=5, ask_every_s=0.01),
             )
@@ -185,6 +208,26 @@ async def test_an_operator_restarts_a_running_engine_at_no_cost(stage: Stage) ->
     assert (supervisor.restarts, supervisor.last_error) == (0, "")
 
 
+async def test_asking_twice_for_a_restart_is_asking_once(stage: Stage) -> None:
+    """A second wish must not cut the grace of an engine that is ending already."""
+    stage.script = (
+        "import signal, sys\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\nopen(sys.argv[1], 'w')\nwhile True: signal.pause()"
+    )
+    supervisor = stage.supervisor(timing=Timing(grace_s=1000, ask_every_s=0.01))
+    supervisor.start()
+    await until(lambda: supervisor.state is State.READY, "it is ready")
+    first = supervisor.pid
+    assert first is not None
+    asked = asyncio.ensure_future(supervisor.restart(1000))
+    await until(lambda: supervisor.state is State.ENDING, "it was asked to end")
+    await supervisor.restart(1000)
+    os.kill(first, signal.SIGUSR1)
+    await asked
+    await until(lambda: stage.told.events.count("ready") == 2, "it is ready again")
+    assert stage.told.events == ["started", "ready", "ending", "exited: exited with status 0", "started", "ready"]
+
+
 async def test_the_wait_before_a_restart_doubles(stage: Stage) -> None:
     """With a first wait of 1000 s it stays where it is, until somebody acts; stopping does not wait either."""
     stage.script = CRASHES
@@ -215,6 +258,69 @@ async def test_what_cannot_be_launched_is_tried_again(stage: Stage) -> None:
     supervisor.start()
     await until(lambda: supervisor.state is State.READY, "it is ready")
     assert supervisor.last_error == "no such GPU"
+    assert stage.told.events == ["exited: no such GPU", "started", "ready"]
+
+
+async def test_leftovers_that_do_not_end_are_told(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep, problems = orphans.sweep, [TimeoutError("processes [7] of an earlier run do not end")]
+
+    def stuck(*arguments: object, **options: object) -> list[int]:
+        if problems:
+            raise problems.pop()
+        return sweep(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(orphans, "sweep", stuck)
+    supervisor = stage.supervisor()
+    supervisor.start()
+    await until(lambda: supervisor.state is State.READY, "it is ready")
+    assert stage.told.events == ["exited: processes [7] of an earlier run do not end", "started", "ready"]
+
+
+async def test_every_failed_life_is_told_once(stage: Stage) -> None:
+    stage.script = CRASHES
+    supervisor = stage.supervisor()
+    supervisor.start()
+    await until(lambda: supervisor.state is State.FAILED, "the budget is spent")
+    lives = QUICK.budget + 1
+    assert stage.told.events == ["started", "exited: exited with status 3: E init: failed to open GGUF file"] * lives
+
+
+async def test_an_engine_lives_although_its_pid_cannot_be_noted(stage: Stage) -> None:
+    """A disk that is full: here the pid file's place is taken."""
+    (stage.state_dir.path / "run" / "one.pid.new").mkdir()
+    supervisor = stage.supervisor()
+    with capture_logs() as lines:
+        supervisor.start()
+        await until(lambda: supervisor.state is State.READY, "it is ready")
+    assert stage.told.events == ["started", "ready"]
+    assert "pids not noted" in [line["event"] for line in lines]
+
+
+async def test_an_observer_that_fails_costs_no_engine(stage: Stage) -> None:
+    stage.told = Forgetful()
+    supervisor = stage.supervisor()
+    supervisor.start()
+    await until(lambda: supervisor.state is State.READY, "it is ready")
+    first = supervisor.pid
+    assert first is not None
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: stage.told.events.count("ready") == 2, "it is ready again")
+    await supervisor.stop(5)
+    assert stage.told.events[-1] == "exited: killed by SIGTERM"
+
+
+async def test_a_readiness_that_cannot_be_asked_costs_no_engine(stage: Stage) -> None:
+    problems = [RuntimeError("nobody thought of this")]
+
+    async def is_ready(spec: LaunchSpec) -> bool:
+        if problems:
+            raise problems.pop()
+        return await stage.is_ready(spec)
+
+    supervisor = stage.supervisor(is_ready=is_ready)
+    supervisor.start()
+    await until(lambda: supervisor.state is State.READY, "it is ready")
+    assert stage.told.events == ["started", "ready"]
 
 
 async def test_no_surprise_ends_the_supervision(stage: Stage) -> None:

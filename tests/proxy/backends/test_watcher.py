@@ -32,6 +32,8 @@ class Scripted:
         self.epoch_hint = 0
         self.now = Look(started="a", identity="x", busy_slots=0, deferred=0)
         self.problem: str | None = None
+        self.surprise: Exception | None = None
+        """What describing it, and closing its connections, fails with."""
         self.looks = self.descriptions = self.closed = 0
 
     def _check(self) -> None:
@@ -43,6 +45,8 @@ class Scripted:
 
     async def describe(self) -> Description:
         self._check()
+        if self.surprise:
+            raise self.surprise
         self.descriptions += 1
         models = tuple(ModelFacts(name) for name in self.models)
         facts = EngineFacts(self.engine, models=models, slots=self.slots, slot_context_tokens=4096)
@@ -55,6 +59,8 @@ class Scripted:
 
     async def close(self) -> None:
         self.closed += 1
+        if self.surprise:
+            raise self.surprise
 
 
 class Clock:
@@ -77,6 +83,16 @@ class Scene:
         self.open_problem: str | None = None
         self.tasks = Tasks()
         self.watcher: Watcher | None = None
+        self.deaf_to: set[type[Event] | Signal] = set()
+        """Events that whoever is told cannot take."""
+
+    def told(self, event: Event) -> None:
+        if isinstance(event, BackendSignalled):
+            if event.signal in self.deaf_to:
+                raise RuntimeError(event.signal)
+        elif type(event) in self.deaf_to:
+            raise RuntimeError(repr(event))
+        self.events.append(event)
 
     async def open(self) -> Probe:
         self.opened += 1
@@ -90,9 +106,7 @@ class Scene:
         config = BackendConfig.model_validate({"url": url} if url else {"model": "/m/a.gguf"})
         quick = Cadence(busy_s=0.01, idle_s=0.01, spacing_s=0.01, describe_s=0.01)
         extra = {"clock": clock} if clock else {}
-        self.watcher = Watcher(
-            Subject("one", config, epoch), self.open, self.events.append, cadence=cadence or quick, **extra
-        )
+        self.watcher = Watcher(Subject("one", config, epoch), self.open, self.told, cadence=cadence or quick, **extra)
         self.tasks.start(self.watcher.run(), "watcher")
         return self.watcher
 
@@ -192,6 +206,47 @@ async def test_an_answer_that_nobody_foresaw_does_not_end_the_watching(scene: Sc
     await until(lambda: Signal.MISSED in scene.signals(), "a look was missed")
     assert watcher.last_error.startswith("its answers make no sense: AttributeError")
     scene.probe.now = good
+    await until(lambda: watcher.answered, "it is back")
+
+
+async def test_a_description_that_nobody_foresaw_does_not_end_the_watching(scene: Scene) -> None:
+    """It is read again beside a look that was answered."""
+    watcher = scene.start()
+    await until(lambda: watcher.answered, "it answered")
+    scene.probe.describe_every_s = 0
+    scene.probe.surprise = TypeError("'int' object is not iterable")
+    looks = scene.probe.looks
+    await until(lambda: scene.probe.looks > looks + 3, "it is looked at all the same")
+    assert Signal.MISSED not in scene.signals()  # it just answered a look
+    scene.probe.surprise, scene.probe.models = None, ["smol", "other"]
+    await until(lambda: len(scene.changes()) == 2, "the new model is told")
+
+
+@pytest.mark.parametrize("deaf_to", [BackendChanged, BackendReported, Signal.STARTED, Signal.ANSWERED])
+async def test_a_listener_that_fails_does_not_end_the_watching(scene: Scene, deaf_to: type[Event] | Signal) -> None:
+    scene.deaf_to.add(deaf_to)
+    watcher = scene.start()
+    await until(lambda: scene.probe.looks > 3 or scene.probe.descriptions > 3, "it is looked at all the same")
+    scene.deaf_to.clear()
+    await until(lambda: watcher.answered and Signal.ANSWERED in scene.signals(), "it is heard again")
+
+
+async def test_a_listener_that_fails_on_bad_news_does_not_end_the_watching(scene: Scene) -> None:
+    watcher = scene.start()
+    await until(lambda: watcher.answered, "it answered")
+    scene.deaf_to.add(Signal.MISSED)
+    scene.probe.problem = "no answer within 5 s"
+    await until(lambda: not watcher.answered, "a look was missed")
+    scene.probe.problem = None
+    await until(lambda: watcher.answered, "it is back")
+
+
+async def test_a_probe_that_cannot_be_closed_does_not_end_the_watching(scene: Scene) -> None:
+    watcher = scene.start()
+    await until(lambda: watcher.answered, "it answered")
+    scene.probe.problem, scene.probe.surprise = "no answer within 5 s", RuntimeError("the loop is gone")
+    await until(lambda: scene.opened == 2, "it is detected again")
+    scene.probe.problem = scene.probe.surprise = None
     await until(lambda: watcher.answered, "it is back")
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from proxy.dialects import Call, Plan, Route, find, plan, read_call
+from proxy.dialects.contract import ReplyTransform
 from proxy.dialects.facts import EngineFacts, ModelFacts
-from proxy.relay.contract import ReplyTransform
 from scheduler.domain import Backend, Engine
 from tests.real_engine import RealEngine, connect
 

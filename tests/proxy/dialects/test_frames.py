@@ -24,7 +24,8 @@ def test_sse(path: str, body: dict[str, Any]) -> None:
     assert beat[1] == b": queued\n\n"
     assert ("Content-Type", "text/event-stream") in beat[0]
     frame = error_frame(call, 'it "broke"')
-    assert frame.startswith(b"\n\n")
+    assert frame.startswith((b"data: {", b"event: error\n"))  # after a heartbeat or a whole event
+    assert error_frame(call, "x", midline=True) == b"\n\n" + error_frame(call, "x")
     assert frame.endswith(b"}\n\n")
     line = frame.strip().split(b"\n")[-1]
     record = msgspec.json.decode(line.removeprefix(b"data: "))

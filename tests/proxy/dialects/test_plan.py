@@ -41,6 +41,23 @@ def test_an_ollama_gets_and_gives_the_same_bytes(path: str, body: dict[str, Any]
     assert made.streams is call.stream
 
 
+def test_whether_the_engines_last_bytes_are_the_clients() -> None:
+    made = planned("/v1/chat/completions", {"messages": USER, "stream": True})
+    assert made.transform is not None
+    before = made.untouched
+    event = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
+    for piece in (event, b"data: {"):
+        made.watch.see(piece)
+        made.transform.feed(piece)
+    assert (before, made.untouched, made.watch.midline) == (False, True, True)
+    assert not planned("/api/chat", {"model": "m", "messages": USER}).untouched
+    assert planned("/v1/messages", {"messages": USER, "max_tokens": 5, "stream": True}).untouched
+    ollama = plan(call_of("/api/chat", {"model": "m", "messages": USER}), OLLAMA, FACTS)
+    for piece, midline in ((b'{"a":1}\n', False), (b'{"a"', True)):
+        ollama.watch.see(piece)
+        assert ollama.watch.midline is midline
+
+
 def test_streams_of_llama_server_ask_for_progress() -> None:
     raw = b'{"messages":[],"stream":true,"x": {"y":[1, 2]} }'
     made = planned("/v1/chat/completions", raw)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.dialects.pieces import EngineError, chat_piece, completion_piece
+from proxy.dialects.contract import EngineError, TruncatedReply
+from proxy.dialects.pieces import chat_piece, completion_piece
 from proxy.dialects.reply import EmbedReply, OllamaReply
-from proxy.relay.contract import TruncatedReply
 from tests.proxy.dialects.support import NOW_NS, answered, call_of, captured, fixed_clock, through
 from tests.proxy.dialects.test_progress import pieces
 from tests.real_engine import RealEngine

@@ -80,6 +80,16 @@ def test_images() -> None:
     assert (caught.value.status, caught.value.message) == (400, msgspec.json.decode(example.answer)["error"])
 
 
+@pytest.mark.parametrize("key", ["images", "Images"])
+def test_an_image_may_be_wrapped_anywhere(key: str) -> None:
+    for at in range(len(PNG)):
+        wrapped = PNG[:at] + "\r\n" + PNG[at:] + "\n"
+        made = asked("/api/chat", SEES, messages=user("what", **{key: [wrapped]}))
+        assert made.fields["messages"][0]["content"][1]["image_url"]["url"] == f"data:image/png;base64,{PNG}"
+    short = asked("/api/generate", SEES, prompt="what", images=["\niQ==\n"])
+    assert short.fields["messages"][0]["content"][1]["image_url"]["url"] == "data:image/jpeg;base64,iQ=="
+
+
 def test_thinking() -> None:
     assert not thinks(FACTS, None)
     assert thinks(FACTS, ModelFacts(name="x", capabilities=("thinking",)))

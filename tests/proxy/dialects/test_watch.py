@@ -155,3 +155,13 @@ def test_midline() -> None:
     assert watched(b'{"a":1').midline
     assert not watched(b'{"a":1}\n').midline
     assert not StreamWatch().midline
+
+
+@pytest.mark.parametrize(
+    ("seen", "midline"),
+    [(b"", False), (b"data: {}\n\n", False), (b"event: x\n", True), (b"data: {}", True), (b": queued\n\nda", True)],
+)
+def test_midline_of_events(seen: bytes, midline: bool) -> None:
+    watch = StreamWatch(record_end=b"\n\n")
+    watch.see(seen)
+    assert watch.midline is midline

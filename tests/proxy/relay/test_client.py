@@ -37,8 +37,7 @@ async def test_a_stream_in_pieces(rig: Rig) -> None:
         client.write(b"one")
         client.write(b"")
         client.write(b"two")
-        client.finish()
-        client.finish()
+        client.write(b"", last=True)
         assert client.finished
 
     answering(rig, write)
@@ -67,7 +66,7 @@ async def test_a_head_request_gets_the_length_and_no_body(rig: Rig) -> None:
 
 
 async def test_an_answer_without_a_body_has_no_framing(rig: Rig) -> None:
-    answering(rig, lambda client: (client.start(204, []), client.finish()))
+    answering(rig, lambda client: (client.start(204, []), client.write(b"", last=True)))
     client = await rig.connect()
     for _ in range(2):
         client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
@@ -131,6 +130,48 @@ async def test_a_cut_answer_to_http_1_0_is_reset(rig: Rig) -> None:
         await client.reader.read()
 
 
+async def test_an_answer_without_a_head_is_cut_without_a_word(rig: Rig) -> None:
+    answering(rig, lambda client: client.cut(b'{"error":"died"}'))
+    client = await rig.connect()
+    client.post()
+    with pytest.raises(ConnectionResetError):
+        await client.reader.read()
+
+
+async def test_a_head_that_cannot_be_rendered_settles_nothing(rig: Rig) -> None:
+    def write(client: Client) -> None:
+        with pytest.raises(ValueError):
+            client.start(200, [("X", "a\r\nb")])
+        assert not client.head_sent
+        client.reply(500, [], b"sorry")
+
+    answering(rig, write)
+    got = await rig.ask()
+    assert (got.status, got.body) == (500, b"sorry")
+
+
+@pytest.mark.parametrize("aborted", [True, False])
+async def test_an_unfinished_answer_to_http_1_0_is_reset(rig: Rig, aborted: bool) -> None:
+    read = asyncio.Event()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        client = Client(request)
+        client.start(200, [])
+        client.write(b"half")
+        await read.wait()
+        if aborted:
+            client.abort()
+        return client.response()
+
+    rig.answer = answer
+    client = await rig.connect()
+    client.post(version="1.0")
+    await client.reader.readuntil(b"half")
+    read.set()
+    with pytest.raises(ConnectionResetError):
+        await client.reader.read()
+
+
 async def test_a_finished_answer_is_not_cut(rig: Rig) -> None:
     answering(rig, lambda client: (client.reply(200, [], b"x"), client.cut(b"error")))
     client = await rig.connect()
@@ -166,7 +207,7 @@ async def test_writing_to_a_client_that_left_does_nothing(rig: Rig) -> None:
         try:
             await left.wait()
         finally:
-            assert not client.connected
+            assert client.connection.transport is None
             client.start(200, [])
             client.write(b"x", last=True)
             done.set()

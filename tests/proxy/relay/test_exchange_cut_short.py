@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from proxy.relay import TruncatedReply
+from proxy.relay.exchange import MAX_REFUSAL_BYTES
 from scheduler.domain import Failure
 from tests.proxy.relay.rig import CHUNKED_OK, Call, EndMark, Rig, Upper, chunk, sized
 from tests.wait import until
@@ -212,6 +213,25 @@ async def test_a_kept_connection_that_went_stale_is_replaced_once(rig: Rig) -> N
     assert not rig.errors
 
 
+async def test_a_kept_connection_lost_in_prefill_is_no_stale_one(rig: Rig) -> None:
+    async def script(call: Call) -> None:
+        if len(rig.engine.calls) == 1:
+            call.write(sized(b"fine"))
+            return
+        (connection,) = rig.pool._active
+        connection._answer._sent_s -= 30
+        call.reset()
+
+    rig.engine.script = script
+    client = await rig.connect()
+    client.post()
+    assert (await client.answer()).body == b"fine"
+    client.post()
+    assert (await client.answer()).body == b"reset"
+    assert rig.engine.connections == 1
+    assert len(rig.engine.calls) == 2
+
+
 async def test_a_fresh_connection_that_closes_is_not_tried_again(rig: Rig) -> None:
     async def script(call: Call) -> None:
         call.reset()
@@ -301,8 +321,39 @@ async def test_a_stream_that_opens_with_an_error_may_go_elsewhere(rig: Rig, firs
     assert "rror" in rig.errors[0].detail
 
 
+@pytest.mark.parametrize("text", [b'error: {"a":1}\n', b"event: error\n", b'{"error":"x"}\n'])
+async def test_text_that_looks_like_an_error_is_none_at_a_later_read(rig: Rig, text: bytes) -> None:
+    read = asyncio.Event()
+
+    class Held(Upper):
+        def feed(self, data: bytes) -> bytes:
+            read.set()
+            return super().feed(data)
+
+    async def script(call: Call) -> None:
+        call.write(CHUNKED_OK, chunk(b"The log says: "))
+        await read.wait()
+        call.write(chunk(text), LAST)
+
+    rig.engine.script = script
+    rig.options["transform"] = lambda: Held(swallow=True)
+    got = await rig.ask()
+    assert (got.status, got.body) == (200, b"THE LOG SAYS: " + text.upper() + b".")
+
+
+async def test_an_answer_that_opens_with_blanks_is_not_held_for_ever(rig: Rig) -> None:
+    async def script(call: Call) -> None:
+        call.write(CHUNKED_OK, chunk(b" " * (MAX_REFUSAL_BYTES + 1)))
+        await call.gone()
+
+    rig.engine.script = script
+    client = await rig.connect()
+    client.post()
+    await until(lambda: rig.first_bytes, "the first byte to pass")
+
+
 async def test_an_engine_that_never_answers(rig: Rig) -> None:
-    rig.options["head_timeout_s"] = 0.05
+    rig.options["stall_timeout_s"] = 0.05
     assert (await rig.ask()).body == b"timeout"
     await until(lambda: rig.engine.open == 0, "the connection to close")
 

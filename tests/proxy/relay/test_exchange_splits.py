@@ -58,7 +58,7 @@ class Split(ConnectionPool):
         self.pieces = pieces
 
     async def open(self) -> EngineConnection:
-        connection = EngineConnection(self, 0)
+        connection = EngineConnection(self)
 
         def answer(_: bytes) -> None:
             asyncio.get_running_loop().call_soon(self._feed, connection)

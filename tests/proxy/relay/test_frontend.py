@@ -1,3 +1,4 @@
+import asyncio
 import logging
 from typing import Any
 
@@ -107,3 +108,43 @@ async def test_counters_and_states_of_a_connection(rig: Rig) -> None:
     client.close()
     await until(lambda: connection.wire is None, "the close to be seen")
     assert connection.frontend is None
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_a_stop_never_makes_a_running_answer_look_finished(rig: Rig, version: str) -> None:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        client = Client(request)
+        client.start(200, [])
+        client.write(b"half")
+        await asyncio.Event().wait()
+        return client.response()
+
+    rig.answer = answer
+    client = await rig.connect()
+    client.post(version=version)
+    await client.reader.readuntil(b"half")
+    await rig.frontend.shutdown(0.01)
+    with pytest.raises(ConnectionResetError):
+        await client.reader.read()
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_a_stop_leaves_finished_answers_whole(rig: Rig, version: str) -> None:
+    body = b"x" * 10_000_000
+    written = asyncio.Event()
+
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        client = Client(request)
+        client.start(200, [])
+        client.write(body, last=True)
+        written.set()
+        return client.response()
+
+    rig.answer = answer
+    client = await rig.connect(receive_buffer_bytes=8192)
+    client.post(version=version)
+    async with asyncio.timeout(10):
+        await written.wait()
+    await rig.frontend.shutdown(0.01)
+    received = await client.reader.read()
+    assert received.count(b"x") == len(body)

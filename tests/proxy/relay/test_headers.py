@@ -1,6 +1,6 @@
 import pytest
 
-from proxy.relay.headers import render_head, status_line, to_client, to_engine
+from proxy.relay.headers import render_head, status_line, to_client, to_engine, unsized
 
 
 def test_an_engine_sees_nothing_of_one_hop_and_no_credentials() -> None:
@@ -47,3 +47,7 @@ def test_no_value_adds_a_header(value: str) -> None:
         render_head("GET / HTTP/1.1", [("A", value)])
     with pytest.raises(ValueError, match="line break"):
         render_head("GET / HTTP/1.1", [(value, "A")])
+
+
+def test_a_length_is_dropped_however_it_is_spelled() -> None:
+    assert unsized([("CONTENT-length", "5"), ("X", "y")]) == [("X", "y")]

@@ -25,7 +25,7 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
 async def opened(pool: ConnectionPool, count: int) -> list[EngineConnection]:
     connections = [await pool.open() for _ in range(count)]
     for connection in connections:
-        pool.lend(connection, None, 10)
+        pool.lend(connection, 10)
     return connections
 
 
@@ -73,16 +73,25 @@ async def test_no_more_idle_connections_are_kept_than_asked(engine: ScriptedEngi
     pool.close()
 
 
-async def test_a_flush_closes_idle_connections_and_reuses_no_running_one(engine: ScriptedEngine) -> None:
+async def test_closing_leaves_no_connection(engine: ScriptedEngine) -> None:
     pool = ConnectionPool(engine.endpoint)
     idle, running = await opened(pool, 2)
     pool.give(idle)
-    pool.flush()
-    assert pool.idle == 0
-    pool.give(running)
-    assert pool.idle == 0
-    await until(lambda: engine.open == 0, "the engine to see both close")
     pool.close()
+    pool.give(running)
+    assert (pool.idle, pool.active, pool.take()) == (0, 0, None)
+    await until(lambda: engine.open == 0, "the engine to see both close")
+
+
+async def test_a_connection_opened_while_the_pool_closed_is_not_lent(engine: ScriptedEngine) -> None:
+    pool = ConnectionPool(engine.endpoint)
+    opening = asyncio.ensure_future(pool.open())
+    await asyncio.sleep(0)  # it has begun to connect
+    pool.close()
+    with pytest.raises(AttemptError) as caught:
+        await opening
+    assert caught.value.failure is Failure.CONNECT
+    await until(lambda: engine.connections == 1 and engine.open == 0, "the engine to see it close")
 
 
 async def test_the_timer_rests_when_there_is_nothing_to_watch(engine: ScriptedEngine) -> None:

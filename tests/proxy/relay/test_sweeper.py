@@ -180,6 +180,15 @@ async def test_a_thousand_slow_heads_are_closed_and_nobody_else(swept: Swept) ->
     assert (await honest.answer()).status == 200
 
 
+async def test_limits_may_change_while_connections_are_open(swept: Swept) -> None:
+    client = await swept.connect()
+    assert swept.after(5) == 0
+    swept.sweeper.set_limits(header_timeout_s=20, body_timeout_s=1, idle_timeout_s=1, write_timeout_s=1)
+    assert swept.after(14) == 0
+    assert swept.after(1) == 1
+    assert await client.ended()
+
+
 async def test_it_runs_by_itself(rig: Rig) -> None:
     tasks = Tasks()
     tasks.start(Sweeper(rig.frontend, header_timeout_s=0.05, interval_s=0.01).run(), "sweeper")

@@ -1,6 +1,7 @@
 """The embedded store's life: start, stop, crash, restart, what survives, what is refused."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -128,6 +129,54 @@ async def test_a_crash_is_noticed_and_healed_and_the_proxy_goes_on(short_dir: Pa
         await proxy.close()
     finally:
         await store.stop()
+
+
+@pytest.mark.parametrize("stage", ["open_log", "write_config", "explain_exit"])
+@pytest.mark.parametrize("problem", [OSError(errno.ENOSPC, "No space left on device"), RuntimeError("unforeseen")])
+async def test_whatever_goes_wrong_at_a_restart_it_is_tried_again(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch, stage: str, problem: Exception
+) -> None:
+    monkeypatch.setattr(embedded, "RESTART_FIRST_S", 0.01)
+    problems = [problem] * 3
+
+    def fail(*_: object) -> None:
+        problems.pop()
+        raise problem
+
+    store = EmbeddedStore(short_dir)
+    await store.start()
+    try:
+        with monkeypatch.context() as patch, capture_logs() as lines:
+            if stage == "explain_exit":  # it ends at once, and then its log cannot be read
+                patch.setattr(valkey_files, "CONFIG", "no such option\n")
+            patch.setattr(valkey_files, stage, fail)
+            assert store.pid is not None
+            os.kill(store.pid, signal.SIGKILL)
+            await until(lambda: len(problems) < 2, "it was tried twice")
+        await until(lambda: store.restarts == 1, "it was started again")
+        assert plain(store).ping()
+        told = [line.get("error") for line in lines if line["event"] == "embedded store does not start"]
+        assert str(problem.args[-1]) in str(told[0])
+    finally:
+        await store.stop()
+
+
+async def test_it_runs_although_its_pid_cannot_be_noted(short_dir: Path) -> None:
+    """A disk that is full: here the pid file's place is taken."""
+    store = EmbeddedStore(short_dir)
+    (store.data_dir / valkey_files.PID_NAME).mkdir(parents=True)
+    with capture_logs() as lines:
+        await store.start()
+    assert plain(store).ping()
+    assert "pid of the embedded store not noted" in [line["event"] for line in lines]
+    await store.stop()
+
+
+async def test_a_log_that_cannot_be_written_is_explained(short_dir: Path) -> None:
+    store = EmbeddedStore(short_dir)
+    store.log_path.mkdir(parents=True)
+    with pytest.raises(StoreStartError, match=r"cannot write .*store\.log: Is a directory"):
+        await store.start()
 
 
 def test_nothing_is_left_after_slotgate_is_killed_and_the_next_start_works_at_once(short_dir: Path) -> None:
