@@ -1,4 +1,4 @@
-"""The admin API on its unix socket: what the CLI asks, and draining. Owns the filling-in of `admin_api`'s shapes."""
+"""The admin API on its unix socket: what the CLI asks and wants done. Owns the filling-in of `admin_api`'s shapes."""
 
 import os
 import time
@@ -21,6 +21,7 @@ from proxy.admin_api import (
     ModelsAnswer,
     PsAnswer,
     RecentAnswer,
+    RestartAnswer,
     StatusAnswer,
     StoreStatus,
 )
@@ -28,6 +29,7 @@ from proxy.backends.fleet import Fleet
 from proxy.dialects.times import unix_seconds
 from proxy.dispatcher import Dispatcher
 from proxy.requests import RequestBook
+from proxy.tasks import Tasks
 from scheduler.domain import BackendView, Gpu
 from scheduler.names import canonical, short
 
@@ -49,6 +51,7 @@ class Admin:
         self._store = store
         self._listen = listen
         self._started_s = time.monotonic()
+        self._tasks = Tasks()
         self._runner: web.AppRunner | None = None
 
     async def start(self, path: Path) -> None:
@@ -65,6 +68,7 @@ class Admin:
         app.router.add_get(admin_api.HEALTHZ, self._healthz)
         app.router.add_post(admin_api.drain_path("{name}"), self._drain)
         app.router.add_post(admin_api.undrain_path("{name}"), self._undrain)
+        app.router.add_post(admin_api.restart_path("{name}"), self._restart)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         path.unlink(missing_ok=True)  # noqa: ASYNC240 - once, at start
@@ -78,6 +82,7 @@ class Admin:
         """Stop listening; removes the socket."""
         if self._runner is not None:
             await self._runner.cleanup()
+        await self._tasks.close()
 
     def _views(self) -> dict[str, BackendView]:
         return {view.backend.id: view for view in self._dispatcher.scheduler.snapshot(time.monotonic()).backends}
@@ -114,6 +119,13 @@ class Admin:
                     models=sorted(short(name) for name in known.models),
                     last_error=known.last_error or None,
                     warnings=list(known.warnings),
+                    state=known.state,
+                    version=known.version,
+                    slot_context_tokens=known.slot_context_tokens,
+                    wanted=list(known.wanted),
+                    taken=known.taken,
+                    log_path=known.log_path,
+                    looked_s_ago=known.looked_s_ago,
                 )
             )
         warnings = [self._fleet.discovery.problem] if self._fleet.discovery.problem else []
@@ -210,11 +222,31 @@ class Admin:
 
     async def _set_draining(self, name: str, *, drain: bool) -> web.Response:
         if name not in self._views():
-            known = sorted(status.name for status in self._fleet.status())
-            return _json(ErrorAnswer(f"no backend {name!r}", known), HTTPStatus.NOT_FOUND)
+            return self._unknown(name)
         await self._dispatcher.drain(name, drain=drain)
-        view = self._views()[name]
-        return _json(DrainAnswer(name, view.draining, view.seats_leased + view.seats_elsewhere))
+        view = self._views().get(name)
+        return self._unknown(name) if view is None else _json(DrainAnswer(name, view.draining, _seats_taken(view)))
+
+    async def _restart(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        known = next((status for status in self._fleet.status() if status.name == name), None)
+        if known is None:
+            return self._unknown(name)
+        if not known.managed:
+            error = f"{name} is external: slotgate did not start it and cannot restart it; restart it where it runs"
+            return _json(ErrorAnswer(error), HTTPStatus.CONFLICT)
+        view = self._views().get(name)
+        answer = RestartAnswer(name, known.state, _seats_taken(view) if view else 0)
+        self._tasks.start(self._fleet.restart(name), f"restart of {name}")  # an engine may take long to end
+        return _json(answer)
+
+    def _unknown(self, name: str) -> web.Response:
+        known = sorted(status.name for status in self._fleet.status())
+        return _json(ErrorAnswer(f"no backend {name!r}", known), HTTPStatus.NOT_FOUND)
+
+
+def _seats_taken(view: BackendView) -> int:
+    return view.seats_leased + view.seats_elsewhere
 
 
 def _gpu(gpu: Gpu | None) -> GpuStatus | None:

@@ -3,6 +3,8 @@
 Everything here is read by scripts (`--json` prints it as it is), so fields are added, never renamed.
 """
 
+from typing import Any
+
 import msgspec
 
 STATUS = "/status"
@@ -20,6 +22,13 @@ def drain_path(backend: str) -> str:
 def undrain_path(backend: str) -> str:
     """POST: take requests again at this backend. Answered by `DrainAnswer`, or 404 and `ErrorAnswer`."""
     return f"/backends/{backend}/undrain"
+
+
+def restart_path(backend: str) -> str:
+    """POST: end the engine of this backend and start it again. Answered by `RestartAnswer`; by `ErrorAnswer` and 404,
+    or 409 where slotgate did not start the engine. Asked twice is asked once.
+    """
+    return f"/backends/{backend}/restart"
 
 
 class GpuStatus(msgspec.Struct):
@@ -60,6 +69,21 @@ class BackendStatus(msgspec.Struct):
     models: list[str] = []
     last_error: str | None = None
     warnings: list[str] = []
+    state: str = ""
+    """Of its process: stopped, starting, ready, ending, backoff (started again soon) or failed (restart budget spent:
+    it stays down); not-answering for an engine that should and does not."""
+    version: str = ""
+    """As the engine tells it."""
+    slot_context_tokens: int | None = None
+    """Context that a slot really has; None where the engine does not tell."""
+    wanted: list[str] = []
+    """Settings and command line that the engine was started with, secrets masked; empty for an external one."""
+    taken: dict[str, Any] = {}
+    """What the engine says it really took."""
+    log_path: str | None = None
+    """Where its output goes; None for an external one."""
+    looked_s_ago: float | None = None
+    """Since the last look at it, answered or not."""
 
 
 class StoreStatus(msgspec.Struct):
@@ -181,6 +205,16 @@ class DrainAnswer(msgspec.Struct):
     draining: bool
     running: int
     """Seats still taken there, by any proxy of the fleet."""
+
+
+class RestartAnswer(msgspec.Struct):
+    """POST restart: it was begun. `BackendStatus.health` tells when the engine is ready again."""
+
+    name: str
+    was: str
+    """`BackendStatus.state` when it was asked for."""
+    running: int
+    """Seats taken there then, by any proxy of the fleet. What has no byte of its answer yet is tried elsewhere."""
 
 
 class ErrorAnswer(msgspec.Struct):

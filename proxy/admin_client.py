@@ -10,7 +10,16 @@ import httpx
 import msgspec
 
 from proxy import admin_api
-from proxy.admin_api import DrainAnswer, ErrorAnswer, ModelsAnswer, PsAnswer, RecentAnswer, RecentRequest, StatusAnswer
+from proxy.admin_api import (
+    DrainAnswer,
+    ErrorAnswer,
+    ModelsAnswer,
+    PsAnswer,
+    RecentAnswer,
+    RecentRequest,
+    RestartAnswer,
+    StatusAnswer,
+)
 
 Answer = TypeVar("Answer")
 
@@ -55,6 +64,10 @@ class AdminClient:
     def undrain(self, backend: str) -> DrainAnswer:
         """Let a backend take requests again."""
         return self._ask("POST", admin_api.undrain_path(quote(backend, safe="")), DrainAnswer)
+
+    def restart(self, backend: str) -> RestartAnswer:
+        """Begin to end a backend's engine and to start it again."""
+        return self._ask("POST", admin_api.restart_path(quote(backend, safe="")), RestartAnswer)
 
     def close(self) -> None:
         """End the conversation."""

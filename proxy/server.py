@@ -53,14 +53,22 @@ class Server:
         except Exception:
             log.exception("request failed inside slotgate", request=record.id)
             record.outcome = Outcome.FAILED
-            if client.head_sent:
-                client.abort()
-            else:
-                self._refuse(client, record, HTTPStatus.INTERNAL_SERVER_ERROR, "slotgate failed; see its log", [])
+            self._admit(client, record)
         finally:
             record.bytes_out = client.bytes_sent
             self._book.close(record)
         return client.response()
+
+    def _admit(self, client: Client, record: RequestRecord) -> None:
+        """Tell the client that the failure is ours, in its own dialect where that is known."""
+        text = "slotgate failed inside; its log says how"
+        if client.head_sent:
+            client.abort()
+        elif record.dialect is None:
+            self._refuse(client, record, HTTPStatus.INTERNAL_SERVER_ERROR, text, [])
+        else:
+            error = ClientError(HTTPStatus.INTERNAL_SERVER_ERROR, text)
+            self._client_error(client, record, Dialect(record.dialect), error, [("X-Slotgate-Request", record.id)])
 
     async def _answer(self, request: web.BaseRequest, client: Client, record: RequestRecord) -> None:
         if (refusal := check_request(request)) is not None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from proxy import __version__
-from proxy.cli import config, demo, drain, models, ps, serve, status, version
+from proxy.cli import config, demo, drain, models, ps, restart, serve, status, version
 
 app = typer.Typer(
     name="slotgate",
@@ -41,6 +41,7 @@ app.command("status")(status.status)
 app.command("list")(models.list_models)
 app.command("drain")(drain.drain)
 app.command("undrain")(drain.undrain)
+app.command("restart")(restart.restart)
 app.add_typer(config.app, name="config")
 app.command("demo")(demo.demo)
 app.command("version")(version.version)

@@ -19,6 +19,7 @@ Socket = Annotated[
     Path | None,
     typer.Option("--socket", metavar="PATH", help="Admin socket of the proxy. Default: as configured, else found."),
 ]
+BackendName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the backend, as `slotgate status` shows it.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON; its fields are stable.")]
 
 

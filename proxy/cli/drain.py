@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from proxy.cli.asking import Json, Socket, asking, fail, print_json, tell
+from proxy.cli.asking import BackendName, Json, Socket, asking, fail, print_json, tell
 
 if TYPE_CHECKING:
     from proxy.admin_api import DrainAnswer
@@ -13,11 +13,9 @@ if TYPE_CHECKING:
 
 POLL_S = 0.5
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the backend, as `slotgate status` shows it.")]
-
 
 def drain(
-    name: Name,
+    name: BackendName,
     wait: Annotated[bool, typer.Option("--wait", help="Return once nothing runs there any more.")] = False,
     timeout: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="With --wait: give up after this time (status 1).")
@@ -33,7 +31,7 @@ def drain(
     _show(answer, json)
 
 
-def undrain(name: Name, json: Json = False, socket: Socket = None) -> None:
+def undrain(name: BackendName, json: Json = False, socket: Socket = None) -> None:
     """Let a drained backend take requests again."""
     with asking(socket) as proxy:
         answer = proxy.undrain(name)

@@ -1,6 +1,7 @@
 """`slotgate status`: the fleet at a glance."""
 
-from typing import TYPE_CHECKING
+import shlex
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,7 +13,13 @@ if TYPE_CHECKING:
     from proxy.admin_api import BackendStatus, StatusAnswer
 
 
-def status(json: Json = False, socket: Socket = None) -> None:
+def status(
+    json: Json = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show what each engine was started with, and what it took.")
+    ] = False,
+    socket: Socket = None,
+) -> None:
     """Show the proxy, its store and every backend.
 
     Exit status 1 if a backend or the store is down.
@@ -22,7 +29,7 @@ def status(json: Json = False, socket: Socket = None) -> None:
     if json:
         print_json(answer)
     else:
-        print(status_text(answer), end="")
+        print(status_text(answer) + (engines_text(answer) if verbose else ""), end="")
     if not answer.store.up or any(backend.health == "down" for backend in answer.backends):
         raise typer.Exit(1)
 
@@ -41,10 +48,34 @@ def status_text(answer: "StatusAnswer") -> str:
     notes = [("slotgate", warning) for warning in answer.warnings]
     for backend in answer.backends:
         if backend.last_error and backend.health != "ready":
-            notes.append((backend.name, backend.last_error))
+            advice = f"; it stays down until `slotgate restart {backend.name}`" if backend.state == "failed" else ""
+            notes.append((backend.name, backend.last_error + advice))
         notes.extend((backend.name, warning) for warning in backend.warnings)
-    tail = "".join(f"{name}: {' '.join(note.split())}\n" for name, note in notes)
-    return head + table + (f"\n{tail}" if tail else "")
+    tail = columns(("",), [(f"{name}: {' '.join(note.split())}",) for name, note in notes])
+    return head + table + (tail if notes else "")
+
+
+def engines_text(answer: "StatusAnswer") -> str:
+    """For each backend: where its engine is in its life, what it was started with, and what it says it took."""
+    rows = []
+    for backend in answer.backends:
+        looked = "" if backend.looked_s_ago is None else f", looked at {span(backend.looked_s_ago)} ago"
+        facts = {
+            "state": backend.state + looked,
+            "address": backend.endpoint,
+            "version": backend.version,
+            "wanted": shlex.join(backend.wanted),
+            "taken": "  ".join(f"{name} = {_plain(value)}" for name, value in backend.taken.items()),
+            "log": backend.log_path or "",
+        }
+        rows += [("", ""), (backend.name, ""), *((f"  {name}", fact) for name, fact in facts.items() if fact)]
+    return columns(("", ""), rows[1:], gap=3) if rows else ""
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None or value == "" else str(value)
 
 
 def _row(backend: "BackendStatus") -> tuple[str, ...]:

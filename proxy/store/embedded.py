@@ -105,7 +105,10 @@ class EmbeddedStore:
     async def _launch(self, binary: Path) -> None:
         config = valkey_files.write_config(self.data_dir, self.socket_path, self._maxmemory_mib)
         self.socket_path.unlink(missing_ok=True)  # the lock is ours, so whoever listened there is gone
-        output = valkey_files.open_log(self.log_path)
+        try:
+            output = valkey_files.open_log(self.log_path)
+        except OSError as error:
+            raise StoreStartError(f"cannot write {self.log_path}: {error.strerror or error}") from error
         begin = os.fstat(output).st_size
         arguments = (sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), str(binary), str(config))
         try:
@@ -122,7 +125,7 @@ class EmbeddedStore:
             raise StoreStartError(f"cannot start {binary}: {error}") from error
         finally:
             os.close(output)
-        valkey_files.write_pid(self.data_dir, self._process.pid)
+        self._note_pid(self._process.pid)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 while not await self._answers():
@@ -133,6 +136,13 @@ class EmbeddedStore:
             raise StoreStartError(
                 f"embedded store: no answer within {START_TIMEOUT_S:g} s; see {self.log_path}"
             ) from None
+
+    def _note_pid(self, pid: int) -> None:
+        """For a later slotgate, should both be killed."""
+        try:
+            valkey_files.write_pid(self.data_dir, pid)
+        except OSError as error:  # a full disk is no reason to end it
+            log.warning("pid of the embedded store not noted", error=str(error))
 
     async def _answers(self) -> bool:
         try:
@@ -150,7 +160,7 @@ class EmbeddedStore:
                 await writer.wait_closed()
 
     async def _watch(self, binary: Path) -> None:
-        """Start it again whenever it ends by itself."""
+        """Start it again whenever it ends by itself; whatever goes wrong with that, try again later."""
         loop = asyncio.get_running_loop()
         wait_s = RESTART_FIRST_S
         started_s = loop.time()
@@ -165,8 +175,14 @@ class EmbeddedStore:
             started_s = loop.time()
             try:
                 await self._launch_on_data(binary)
-            except StoreStartError as error:
-                log.error("embedded store does not start", error=str(error), again_in_s=wait_s)
+            except Exception as error:
+                foreseen = isinstance(error, (StoreStartError, OSError))
+                log.error(
+                    "embedded store does not start",
+                    error=str(error) or repr(error),
+                    again_in_s=wait_s,
+                    exc_info=None if foreseen else error,
+                )
                 await self._end()
                 continue
             self.restarts += 1
@@ -187,8 +203,9 @@ class EmbeddedStore:
                 with suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-        self.socket_path.unlink(missing_ok=True)
-        (self.data_dir / valkey_files.PID_NAME).unlink(missing_ok=True)
+        for left in (self.socket_path, self.data_dir / valkey_files.PID_NAME):
+            with suppress(OSError):  # the next start removes or replaces it, or says why it cannot
+                left.unlink(missing_ok=True)
 
     async def _take_lock(self) -> None:
         """Lock the state directory for this process and the Valkey that inherits it.

@@ -22,6 +22,7 @@ from proxy.admin_api import (
     PsAnswer,
     RecentAnswer,
     RecentRequest,
+    RestartAnswer,
     StatusAnswer,
     StoreStatus,
 )
@@ -56,6 +57,13 @@ def status_answer() -> StatusAnswer:
                 epoch=1,
                 pid=4243,
                 models=["llama3:latest", "qwen:7b"],
+                state="ready",
+                version="b11434-abc",
+                slot_context_tokens=8192,
+                wanted=["CUDA_VISIBLE_DEVICES=GPU-0a", "llama-server", "-m", "/models/llama 3.gguf", "-np", "16"],
+                taken={"slots": 16, "slot_context_tokens": 8192, "models": ["llama3", "qwen:7b"]},
+                log_path="/var/lib/slotgate/logs/gpu-0.log",
+                looked_s_ago=1.25,
             ),
             BackendStatus(
                 name="other-box",
@@ -72,6 +80,8 @@ def status_answer() -> StatusAnswer:
                 restarts=1,
                 last_error="connection\nreset",
                 warnings=["the host prompt cache is on"],
+                state="not-answering",
+                taken={"version": "0.33.0\x1b[31m"},
             ),
         ],
     )
@@ -205,5 +215,9 @@ class AdminStandIn:
                     answer = DrainAnswer(name=backend.name, draining=draining, running=backend.running)
                     backend.running = max(0, backend.running - 1)
                     return 200, answer
+            if request.method == "POST" and request.path == admin_api.restart_path(backend.name):
+                if not backend.managed:
+                    return 409, ErrorAnswer(error=f"{backend.name} is external")
+                return 200, RestartAnswer(name=backend.name, was=backend.state, running=backend.running)
         known = [backend.name for backend in self.status.backends]
         return 404, ErrorAnswer(error="no such backend", known=known if request.method == "POST" else [])

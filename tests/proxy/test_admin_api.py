@@ -2,7 +2,7 @@
 
 import msgspec
 
-from proxy.admin_api import PsAnswer, StatusAnswer, drain_path, undrain_path
+from proxy.admin_api import PsAnswer, StatusAnswer, drain_path, restart_path, undrain_path
 from tests.proxy.admin_stand_in import ps_answer, status_answer
 
 
@@ -18,3 +18,4 @@ def test_fields_of_a_newer_proxy_are_passed_over() -> None:
 
 def test_paths() -> None:
     assert (drain_path("gpu-0"), undrain_path("gpu-0")) == ("/backends/gpu-0/drain", "/backends/gpu-0/undrain")
+    assert restart_path("gpu-0") == "/backends/gpu-0/restart"

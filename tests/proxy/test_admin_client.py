@@ -38,6 +38,16 @@ def test_draining(client: AdminClient) -> None:
     assert (answer.name, answer.draining, answer.running) == ("gpu-0", False, 4)
 
 
+def test_restarting(client: AdminClient, stand_in: AdminStandIn) -> None:
+    answer = client.restart("gpu-0")
+    assert (answer.name, answer.was, answer.running) == ("gpu-0", "ready", 5)
+    assert stand_in.asked == ["POST /backends/gpu-0/restart"]
+    with pytest.raises(AdminError, match="other-box is external"):
+        client.restart("other-box")
+    with pytest.raises(AdminError, match="did you mean gpu-0"):
+        client.restart("gpu0")
+
+
 @pytest.mark.parametrize(("name", "advice"), [("gpu0", "did you mean gpu-0?"), ("zzz/..", "known: gpu-0, other-box")])
 def test_unknown_backends(client: AdminClient, name: str, advice: str) -> None:
     with pytest.raises(AdminError) as caught:

@@ -106,3 +106,20 @@ async def test_keep_alive_after_answers_of_every_kind(tmp_path: Path) -> None:
             await running.client.get("/nothing")
 
         assert len(running.app.frontend.clients) - before == 1
+
+
+async def test_a_failure_of_our_own_is_told_in_the_dialect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("broken")
+
+    async with box(tmp_path, [emulated()]) as running:
+        monkeypatch.setattr("proxy.dialects.plan", broken)
+        ollama = await running.generate()
+        openai = await running.client.post("/v1/chat/completions", json={"model": MODEL, "messages": []})
+        monkeypatch.undo()
+        after = await running.generate()
+        await running.idle()
+
+    assert (ollama.status_code, ollama.json()) == (500, {"error": "slotgate failed inside; its log says how"})
+    assert openai.json()["error"]["type"] == "api_error"
+    assert after.status_code == 200

@@ -59,17 +59,18 @@ async def test_no_answer_in_time() -> None:
 
 
 async def test_a_kept_connection_that_was_closed_is_replaced() -> None:
-    connections = 0
+    connections, closed = 0, 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
+        nonlocal connections, closed
         connections += 1
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-        await reader.readuntil(b"\r\n\r\n")
-        if connections > 1:
-            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        if connections == 1:
+            await reader.readuntil(b"\r\n\r\n")
         writer.close()
+        await writer.wait_closed()
+        closed += 1
 
     listener = await asyncio.start_server(serve, "127.0.0.1", 0)
     control = Control(parse_endpoint(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"), 5)
@@ -77,6 +78,7 @@ async def test_a_kept_connection_that_was_closed_is_replaced() -> None:
     assert (await control.get("/b")).status == 200
     assert connections == 2
     await control.close()
+    await until(lambda: closed == 2, "both connections are closed")
     listener.close()
 
 

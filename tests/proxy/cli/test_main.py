@@ -23,7 +23,7 @@ def test_help_names_every_command() -> None:
     result = run("--help")
     assert result.returncode == 0
     commands = {line.split()[0] for line in result.stdout.partition("Commands:")[2].splitlines() if line.strip()}
-    assert commands == {"serve", "ps", "status", "list", "drain", "undrain", "config", "demo", "version"}
+    assert commands == {"serve", "ps", "status", "list", "drain", "undrain", "restart", "config", "demo", "version"}
     assert "..." not in result.stdout.partition("Commands:")[2]  # every summary fits
 
 
@@ -41,6 +41,8 @@ def test_a_reader_that_leaves() -> None:
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("command", ["serve", "ps", "status", "list", "drain", "undrain", "config", "demo", "version"])
+@pytest.mark.parametrize(
+    "command", ["serve", "ps", "status", "list", "drain", "undrain", "restart", "config", "demo", "version"]
+)
 def test_every_command_has_help(command: str) -> None:
     assert run(command, "--help").returncode == 0

@@ -2,6 +2,7 @@
 
 import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[LoadedConfig]:
     """What `proxy.app.run` was called with; it returns 0."""
     calls: list[LoadedConfig] = []
 
-    def run(loaded: LoadedConfig) -> int:
+    def run(loaded: LoadedConfig, reload: Callable[[], LoadedConfig]) -> int:
+        assert reload().config == loaded.config
         calls.append(loaded)
         return 0
 

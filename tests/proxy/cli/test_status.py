@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.proxy.admin_stand_in import AdminStandIn
 from tests.proxy.cli.conftest import Slotgate
 
@@ -16,6 +18,24 @@ def test_json(slotgate: Slotgate, golden: Callable[[str, str], None], stand_in: 
     result = slotgate("status", "--json")
     assert result.stderr == ""
     golden("status.json", result.stdout)
+
+
+@pytest.mark.parametrize("flag", ["-v", "--verbose"])
+def test_verbose(slotgate: Slotgate, golden: Callable[[str, str], None], stand_in: AdminStandIn, flag: str) -> None:
+    golden("status-verbose.txt", slotgate("status", flag).stdout)
+
+
+def test_no_control_character_reaches_the_terminal(slotgate: Slotgate, stand_in: AdminStandIn) -> None:
+    backend = stand_in.status.backends[1]
+    backend.last_error, backend.warnings = "\x1b[2J gone", ["\x07"]
+    stand_in.status.warnings = ["\x1b]0;x"]
+    assert slotgate("status", "-v").stdout.replace("\n", "").isprintable()
+
+
+def test_what_stays_down_says_what_to_do(slotgate: Slotgate, stand_in: AdminStandIn) -> None:
+    backend = stand_in.status.backends[0]
+    backend.health, backend.state, backend.last_error = "down", "failed", "killed by SIGKILL"
+    assert "gpu-0: killed by SIGKILL; it stays down until `slotgate restart gpu-0`\n" in slotgate("status").stdout
 
 
 def test_exit_status_tells_of_problems(slotgate: Slotgate, stand_in: AdminStandIn) -> None:
