@@ -26,7 +26,7 @@ def undrain_path(backend: str) -> str:
 
 def restart_path(backend: str) -> str:
     """POST: end the engine of this backend and start it again. Answered by `RestartAnswer`; by `ErrorAnswer` and 404,
-    or 409 where slotgate did not start the engine. Asked twice is asked once.
+    or 409 where slotgate did not start the engine. Asked again while the engine ends: nothing more happens.
     """
     return f"/backends/{backend}/restart"
 

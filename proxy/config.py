@@ -86,7 +86,7 @@ class RestartConfig(Section):
     backoff_max_s: Seconds = 30.0
     """Longest wait between two restarts."""
     budget: PositiveInt = 10
-    """Restarts allowed within `budget_window_s`; beyond it the backend stays down until an operator acts."""
+    """Restarts allowed within `budget_window_s`; beyond it the backend stays down until `slotgate restart`."""
     budget_window_s: Seconds = 600.0
     """Seconds that the restart budget looks back."""
 
