@@ -1,5 +1,6 @@
 """The admin API on its unix socket: what the CLI asks and wants done. Owns the filling-in of `admin_api`'s shapes."""
 
+import asyncio
 import os
 import time
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from proxy.admin_api import (
 from proxy.backends.fleet import Fleet
 from proxy.dialects.times import unix_seconds
 from proxy.dispatcher import Dispatcher
+from proxy.listener import unix_socket
 from proxy.requests import RequestBook
 from proxy.tasks import Tasks
 from scheduler.domain import BackendView, Gpu
@@ -53,12 +55,14 @@ class Admin:
         self._started_s = time.monotonic()
         self._tasks = Tasks()
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+        self._path: Path | None = None
 
     async def start(self, path: Path) -> None:
         """Listen on a unix socket that only its owner and group may use.
 
         Raises:
-            OSError: the socket cannot be made there.
+            ListenError: the socket cannot be made there, or another slotgate listens on it.
         """
         app = web.Application()
         app.router.add_get(admin_api.STATUS, self._status)
@@ -71,17 +75,19 @@ class Admin:
         app.router.add_post(admin_api.restart_path("{name}"), self._restart)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
-        path.unlink(missing_ok=True)  # noqa: ASYNC240 - once, at start
-        before = os.umask(0o117)
-        try:
-            await web.UnixSite(self._runner, str(path)).start()
-        finally:
-            os.umask(before)
+        server = self._runner.server
+        assert server is not None  # noqa: S101 - set up above
+        self._listener = await asyncio.get_running_loop().create_unix_server(server, sock=unix_socket(path))
+        self._path = path
 
     async def close(self) -> None:
         """Stop listening; removes the socket."""
+        if self._listener is not None:
+            self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
         await self._tasks.close()
 
     def _views(self) -> dict[str, BackendView]:

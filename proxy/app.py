@@ -89,6 +89,8 @@ class App:
         self._paths = paths
         self.book = RequestBook(access_log)
         self.serving = False
+        self.listen = ""
+        """The address that is really bound; stays known while the proxy drains."""
         self._notifier = Notifier()
         self._tasks = Tasks()
         self._sockets: list[socket.socket] = []
@@ -133,6 +135,7 @@ class App:
         config, limits = self._config, self._config.limits
         _make_state_dir(self._paths.state_dir)
         self._sockets = open_sockets(config.listen, inherited_sockets())
+        self.listen = shown(self._sockets)
         stack.callback(self._close_sockets)
         store, embedded = await self._start_store(stack)
         scheduler = Scheduler(_policy(limits))
@@ -173,10 +176,9 @@ class App:
         self.serving = True
         self._notifier.ready(self._summary())
 
-    @property
-    def listen(self) -> str:
-        """The address that is really bound."""
-        return shown(self._sockets)
+    def feed(self, event: events.Event) -> None:
+        """Tell the scheduler something."""
+        self._dispatcher.feed(event)
 
     def views(self) -> tuple[BackendView, ...]:
         """The fleet as a decision would see it now."""

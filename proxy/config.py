@@ -71,7 +71,7 @@ def _indexes_as_text(value: object) -> object:
 
 
 PositiveInt = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Gpus = Annotated[
     Literal["auto", "none"] | Annotated[list[str], Field(min_length=1)],
     BeforeValidator(_indexes_as_text),

@@ -71,6 +71,7 @@ class Ticketed:
         self._task = asyncio.current_task()
         self._next: asyncio.Future[Assignment] = dispatcher.loop.create_future()
         self._sent = False
+        self._scope: asyncio.Timeout | None = None
         self._over = False
 
     async def assignment(self) -> Assignment:
@@ -81,9 +82,15 @@ class Ticketed:
         """
         return await self._next
 
-    def sending(self) -> None:
-        """The request is about to be sent: from here on the engine may work on it."""
+    def sending(self, scope: asyncio.Timeout) -> None:
+        """The request is about to be sent, within a timeout: from here on the engine may work on it."""
         self._sent = True
+        self._scope = scope
+
+    def call_back(self) -> None:
+        """End the attempt: its timeout expires now."""
+        if self._scope is not None:
+            self._scope.reschedule(self._dispatcher.loop.time())
 
     def started(self) -> None:
         """The first byte of the engine's answer is about to go out."""
@@ -93,6 +100,7 @@ class Ticketed:
         """The attempt failed before its first byte; await `assignment` again."""
         self._next = self._dispatcher.loop.create_future()
         self._sent = False
+        self._scope = None
         self._dispatcher.feed(events.AttemptFailed(self.request.id, failure, detail))
 
     def ended(self, outcome: Outcome) -> None:
@@ -224,7 +232,9 @@ class Dispatcher:
                     because=effect.because,
                 )
             case effects.Cancel():
-                pass  # the exchange was cancelled with the client's task, which closed the engine's connection
+                # Of a client that left nothing is known here any more: its exchange was cancelled with its task.
+                if (ticketed := self._ticketed.get(effect.request_id)) is not None:
+                    ticketed.call_back()
 
     def _learn(self, backend: Backend) -> None:
         self.backends[backend.id] = backend

@@ -18,11 +18,11 @@ from proxy.dialects import Call, ClientError, Plan
 from proxy.dialects.contract import Headers
 from proxy.dispatcher import Assignment, Dispatcher, Refused, Ticketed
 from proxy.pools import Pools
-from proxy.relay import AttemptError, Client, exchange
+from proxy.relay import AttemptError, Client, ConnectionPool, Exchanged, exchange
 from proxy.requests import RequestRecord
 from proxy.tasks import Tasks
 from proxy.telemetry.access_log import Phase
-from scheduler.domain import Decision, Operation, Outcome, Request
+from scheduler.domain import Decision, Failure, Operation, Outcome, Request
 from scheduler.names import canonical
 from scheduler.residencies import unloadable
 
@@ -194,19 +194,8 @@ class Inference:
             ticketed.started()
 
         pool = self._pools.of(assignment.backend_id)
-        ticketed.sending()
         try:
-            exchanged = await exchange(
-                pool,
-                plan.outgoing,
-                client,
-                transform=plan.transform,
-                watch=plan.watch,
-                on_first_byte=first_byte,
-                headers=answer_headers,
-                stall_timeout_s=self.limits.stall_timeout_s,
-                error_body=plan.error_body,
-            )
+            exchanged = await self._exchange(ticketed, pool, plan, client, answer_headers, first_byte)
         except AttemptError as error:
             if not error.committed:
                 raise
@@ -221,6 +210,32 @@ class Inference:
             message = refusal_text(exchanged.error_body)
             client.cut(dialects.error_frame(call, message))
         return Outcome.ENGINE_REFUSED
+
+    async def _exchange(
+        self,
+        ticketed: Ticketed,
+        pool: ConnectionPool,
+        plan: Plan,
+        client: Client,
+        headers: Headers,
+        first_byte: Callable[[], None],
+    ) -> Exchanged:
+        try:
+            async with asyncio.timeout(None) as scope:  # it expires when the scheduler calls the attempt back
+                ticketed.sending(scope)
+                return await exchange(
+                    pool,
+                    plan.outgoing,
+                    client,
+                    transform=plan.transform,
+                    watch=plan.watch,
+                    on_first_byte=first_byte,
+                    headers=headers,
+                    stall_timeout_s=self.limits.stall_timeout_s,
+                    error_body=plan.error_body,
+                )
+        except TimeoutError:
+            raise AttemptError(Failure.TIMEOUT, "it went down", committed=client.committed) from None
 
     def _tell_stop(self, call: Call, client: Client, record: RequestRecord, headers: Headers) -> None:
         """The proxy stops before the request is done."""

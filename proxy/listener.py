@@ -26,7 +26,7 @@ def open_sockets(listen: str, inherited: list[socket.socket]) -> list[socket.soc
         return inherited
     address = parse_listen(listen)
     if address.unix_path is not None:
-        return [_unix_socket(address.unix_path)]
+        return [unix_socket(address.unix_path)]
     opened: list[socket.socket] = []
     try:
         found = socket.getaddrinfo(address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -55,16 +55,26 @@ def _tcp_socket(family: int, kind: int, protocol: int, place: object) -> socket.
     return opened
 
 
-def _unix_socket(path: Path) -> socket.socket:
+def unix_socket(path: Path, mode: int = 0o660) -> socket.socket:
+    """A listening unix socket; one that a killed process left is replaced, anything else at the path is not touched.
+
+    Raises:
+        ListenError: somebody listens there, something else is there, or it is not allowed.
+    """
     opened = socket.socket(socket.AF_UNIX)
     try:
         if path.is_socket():
             if _answers(path):
-                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
-            path.unlink()  # left by a process that was killed
+                raise OSError(errno.EADDRINUSE, "another process listens there")
+            path.unlink()
+        elif path.exists():
+            raise OSError(errno.EEXIST, "there is a file or directory that is no socket")
         opened.setblocking(False)
-        opened.bind(str(path))
-        path.chmod(0o660)
+        before = os.umask(0o777 & ~mode)
+        try:
+            opened.bind(str(path))
+        finally:
+            os.umask(before)
         opened.listen(BACKLOG)
     except OSError as error:
         opened.close()
@@ -81,6 +91,7 @@ def _explain(listen: str, error: OSError) -> str:
     advice = {
         errno.EADDRINUSE: "another program uses it (an Ollama or another slotgate?); stop that one, or set another "
         "address with --listen or listen = ...",
+        errno.EEXIST: "remove it, or set another path",
         errno.EACCES: "ports below 1024 and foreign directories need more rights; take another address",
         errno.EADDRNOTAVAIL: "this machine has no such address; `ip address` lists those it has",
     }.get(error.errno or 0, "set another address with --listen or listen = ...")

@@ -38,10 +38,12 @@ from typing import Any
 
 from scheduler import events
 from scheduler.admission import down_detail, lasting_detail, lasting_reason, may_wait, retry_after_s
+from scheduler.case import Case
 from scheduler.deadlines import Deadlines
 from scheduler.domain import Decision, Failure, Health, Outcome, Rejection, Snapshot
 from scheduler.effects import Cancel, Dispatch, Effect, Reject, WakeAt
 from scheduler.facts import NOT_NOW, Facts
+from scheduler.filters import could_ever
 from scheduler.health import Signal
 from scheduler.leases import Lease, LeaseState, Ledger
 from scheduler.matching import Matching
@@ -357,7 +359,24 @@ class Scheduler:
             self._send(*match)
 
     def _signal(self, backend_id: str, signal: Signal) -> None:
+        before = self.health(backend_id)
         self._adopt(self._facts.signalled(backend_id, signal, self._now_s))
+        if before is not Health.DOWN and self.health(backend_id) is Health.DOWN:
+            self._call_back(backend_id)
+
+    def _call_back(self, backend_id: str) -> None:
+        """A backend went down: what got no byte from it need not wait there, if it can run elsewhere."""
+        views = [
+            view
+            for view in self._replica.snapshot(self._now_s).backends
+            if view.health in (Health.READY, Health.SUSPECT)
+        ]
+        for ticket in self._open.values():
+            if ticket.stage is not Stage.RUNNING or ticket.committed or ticket.backend_id != backend_id:
+                continue
+            case = Case(ticket.request, self._policy, self._now_s, frozenset())
+            if any(could_ever(view, case) for view in views):
+                self._effects.append(Cancel(ticket.request.id, backend_id))
 
     def _policy_changed(self, event: events.PolicyChanged) -> None:
         policy = event.policy

@@ -40,7 +40,11 @@ class Reject(msgspec.Struct, frozen=True):
 
 
 class Cancel(msgspec.Struct, frozen=True):
-    """Close the connection to the backend at once; the client is gone."""
+    """End the exchange with the backend at once.
+
+    Either the client is gone, or the backend went down while the request had not got a byte; then it is answered by
+    `events.AttemptFailed`, and may run elsewhere.
+    """
 
     request_id: str
     backend_id: str

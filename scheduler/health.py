@@ -31,7 +31,7 @@ class Signal(StrEnum):
 TRANSITIONS: dict[tuple[Health, Signal], Health] = {
     (Health.STARTING, Signal.STARTED): Health.STARTING,
     (Health.STARTING, Signal.ANSWERED): Health.READY,
-    (Health.STARTING, Signal.MISSED): Health.STARTING,  # nobody expects an answer yet
+    (Health.STARTING, Signal.MISSED): Health.STARTING,  # but one that never answers is down, see `after`
     (Health.STARTING, Signal.FAILED): Health.STARTING,  # a request of the process before
     (Health.STARTING, Signal.SUCCEEDED): Health.STARTING,  # likewise: only a probe says that the new one is ready
     (Health.STARTING, Signal.EXITED): Health.DOWN,
@@ -56,9 +56,6 @@ TRANSITIONS: dict[tuple[Health, Signal], Health] = {
 }
 
 DRAINING_AFTER: dict[Signal, bool] = {Signal.DRAIN: True, Signal.UNDRAIN: False}
-
-FAILURES = frozenset({Signal.MISSED, Signal.FAILED})
-"""Signals that count towards `failures_until_down`; every other one but DRAIN and UNDRAIN ends the row."""
 
 
 class Life(msgspec.Struct, frozen=True):
@@ -86,7 +83,8 @@ class Life(msgspec.Struct, frozen=True):
         if signal in DRAINING_AFTER:
             return Life(self.condition, DRAINING_AFTER[signal], self.failures)
         condition = TRANSITIONS[self.condition, signal]
-        failures = self.failures + 1 if signal in FAILURES and condition is not Health.STARTING else 0
-        if condition is Health.SUSPECT and failures >= failures_until_down:
+        counts = signal is Signal.MISSED or (signal is Signal.FAILED and condition is not Health.STARTING)
+        failures = self.failures + 1 if counts else 0
+        if condition in (Health.SUSPECT, Health.STARTING) and failures >= failures_until_down:
             condition = Health.DOWN
         return Life(condition, self.draining, failures)

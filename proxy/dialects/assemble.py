@@ -49,9 +49,19 @@ def can_assemble(path: str, fields: Mapping[str, Any], seats: int) -> bool:
     known = _FIELDS.get(path)
     if known is None or seats != 1 or not known.issuperset(fields):
         return False
-    if path == "/v1/chat/completions" and fields.get("tools") and fields.get("logprobs"):
+    if fields.get("n") is not None and (type(fields["n"]) is not int or fields["n"] != 1):
+        return False  # how many answers come is then the engine's to say
+    if path != "/v1/chat/completions":
+        return isinstance(fields.get("prompt"), str)
+    if fields.get("tools") and fields.get("logprobs"):
         return False  # the engine refuses the two together in a stream, but not in a whole answer
-    return path == "/v1/chat/completions" or isinstance(fields.get("prompt"), str)
+    return not _is_prefilled(fields.get("messages"))
+
+
+def _is_prefilled(messages: object) -> bool:
+    """The answer goes on where the last message ends: the engine's whole answer repeats that, its stream does not."""
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return isinstance(last, Mapping) and last.get("role") == "assistant"
 
 
 def assembler(path: str) -> "ChatAssembly | CompletionsAssembly | CompletionAssembly":
@@ -132,6 +142,11 @@ def _fail(error: RecordError | None) -> None:
         raise EngineError(error.text())
 
 
+def _check_index(index: int) -> None:
+    if index != 0:
+        raise EngineError("the engine gave several answers to a request for one")
+
+
 _NONE = msgspec.Raw(b"")
 """Not there; a union of Raw and None would be read as None."""
 
@@ -141,6 +156,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
+    index: int = 0
     delta: Delta = msgspec.field(default_factory=Delta)
     text: str = ""
     finish_reason: str | None = None
@@ -181,6 +197,7 @@ class _OpenAIAssembly(_Assembly):
         self._usage = chunk.usage or self._usage
         self._timings = chunk.timings or self._timings
         for choice in chunk.choices:
+            _check_index(choice.index)
             self._finish = choice.finish_reason or self._finish
             if choice.logprobs is not None:
                 self._logprobs += [msgspec.Raw(bytes(item)) for item in choice.logprobs.content]
@@ -261,6 +278,7 @@ class CompletionsAssembly(_OpenAIAssembly):
 
 
 class _Native(msgspec.Struct):
+    index: int = 0
     content: str = ""
     stop: bool = False
     completion_probabilities: list[msgspec.Raw] = []
@@ -283,6 +301,7 @@ class CompletionAssembly(_Assembly):
     def _take(self, record: bytes) -> None:
         piece = _native(record)
         _fail(piece.error)
+        _check_index(piece.index)
         if piece.prompt_progress:
             return
         self._content.append(piece.content)

@@ -7,7 +7,7 @@ the engine. The original bytes are kept: where dialect and engine match, they ar
 import functools
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -26,6 +26,13 @@ _FORWARDED = frozenset(
 )
 """Request headers that go on to an engine. Not among them on purpose: credentials, Origin, and X-Conversation-Id,
 with which llama-server goes on generating after its client has left."""
+
+MAX_FIELDS: Final = 1000
+MAX_MESSAGES: Final = 100_000
+"""Each is looked at here, in the event loop that all other requests share."""
+
+_ENCODING = "content-encoding"
+_ENCODING_LENGTH = len(_ENCODING)
 
 _READERS: dict[Dialect, Callable[[str, dict[str, Any]], Reading]] = {
     Dialect.OLLAMA: ollama.read,
@@ -46,7 +53,7 @@ class Call(msgspec.Struct):
     """As the client wrote it."""
     stream: bool
     seats: int
-    """Slots occupied at once: prompts times `n`. 0 where no slot is needed."""
+    """Slots occupied at once at a llama-server: prompts times choices. 0 where no slot is needed."""
     body: bytes
     """As it came."""
     fields: dict[str, Any]
@@ -68,11 +75,13 @@ class Call(msgspec.Struct):
 def read_call(
     route: Route, body: bytes, headers: Iterable[tuple[str, str]], clock_ns: Callable[[], int] = time.time_ns
 ) -> Call:
-    """Decode and check a request body, whatever its Content-Type says. Compressed ones do not come this far.
+    """Decode and check a request body, whatever its Content-Type says.
 
     Raises:
-        ClientError: what the dialect's API refuses.
+        ClientError: what the dialect's API refuses; 415 for a compressed body.
     """
+    headers = list(headers)
+    _check_encoding(headers)
     fields, exact = read_object(route, body)
     reading = _READERS[route.dialect](route.path, fields)
     return Call(
@@ -93,6 +102,12 @@ def read_call(
     )
 
 
+def _check_encoding(headers: Headers) -> None:
+    for name, value in headers:
+        if len(name) == _ENCODING_LENGTH and name.lower() == _ENCODING and value.strip().lower() != "identity":
+            raise ClientError(415, "compressed request bodies are not supported")
+
+
 @functools.lru_cache(maxsize=1024)
 def _forwarded(name: str) -> bool:
     """Whether a header goes on to an engine. Cached, because names are few and requests are many."""
@@ -110,6 +125,8 @@ def read_object(route: Route, body: bytes) -> tuple[dict[str, Any], bool]:
     except ClientError as error:
         if route.dialect is Dialect.LLAMACPP:
             text = f"[json.exception.parse_error.101] parse error: {error.message}"
+            if isinstance(error, gojson.NumberTooLarge):
+                text = f"[json.exception.out_of_range.406] number overflow parsing '{error.number}'"
             raise ClientError(error.status, text) from None
         raise
     if not isinstance(value, dict):
@@ -117,6 +134,9 @@ def read_object(route: Route, body: bytes) -> tuple[dict[str, Any], bool]:
             raise ClientError(400, f"the request body must be a JSON object, not {gojson.word(value)}")
         struct = ollama.STRUCTS.get(route.path) or openai.STRUCTS.get(route.path) or "anthropic.MessagesRequest"
         raise ClientError(400, f"json: cannot unmarshal {gojson.word(value)} into Go value of type {struct}")
+    messages = value.get("messages")
+    if len(value) > MAX_FIELDS or (isinstance(messages, list) and len(messages) > MAX_MESSAGES):
+        raise ClientError(400, f"more than {MAX_FIELDS} fields or {MAX_MESSAGES} messages in one request")
     if route.dialect is Dialect.LLAMACPP:
         return value, True
     return gojson.fold(value)

@@ -7,6 +7,8 @@ from proxy.dialects.errors import ClientError
 from proxy.dialects.gojson import quote
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_FOR_EVER_S = 1e18
+"""Larger numbers of seconds mean no more than this, and may not fit a float."""
 _PART = re.compile(r"(\d+\.?\d*|\.\d+)([^\d.]*)")
 
 
@@ -49,5 +51,5 @@ def keep_alive_s(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         kinds = {bool: "bool", list: "[]interface {}", dict: "map[string]interface {}"}
         raise ClientError(400, f"Unsupported type: '{kinds.get(type(value), 'unknown')}'")
-    seconds = parse(value) if isinstance(value, str) else float(value)
+    seconds = parse(value) if isinstance(value, str) else float(max(-1.0, min(value, _FOR_EVER_S)))
     return math.inf if seconds < 0 else seconds

@@ -3,11 +3,12 @@
 from typing import Any
 
 from proxy.dialects.errors import ClientError
-from proxy.dialects.reading import Reading, count, prompts
+from proxy.dialects.reading import Reading, choices, prompts
 from scheduler.domain import Engine
 
 _NO_SEAT = frozenset({"/tokenize", "/detokenize", "/apply-template"})
 _STREAMS = frozenset({"/completion", "/completions", "/infill"})
+"""They generate."""
 
 
 def read(path: str, fields: dict[str, Any]) -> Reading:
@@ -24,9 +25,9 @@ def read(path: str, fields: dict[str, Any]) -> Reading:
     stream = fields.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise ClientError(400, "Field 'stream': type must be boolean")
-    seats = 0 if path in _NO_SEAT else 1
+    seats = 0 if path in _NO_SEAT else choices(fields) if path in _STREAMS else 1
     if path in ("/completion", "/completions"):
-        seats = prompts(fields.get("prompt")) * max(count(fields.get("n")), count(fields.get("n_cmpl")))
+        seats *= prompts(fields.get("prompt"))
     reason = f"{path} is llama-server's own API: Ollama has nothing like it, a llama-server backend is needed"
     return Reading(
         model=model or None,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from proxy.dialects import gojson
-from proxy.dialects.reading import Reading, count, image_bytes, prompts
+from proxy.dialects.reading import Reading, choices, image_bytes, prompts
 
 STRUCTS = {
     "/v1/chat/completions": "openai.ChatCompletionRequest",
@@ -18,6 +18,7 @@ def read(path: str, fields: dict[str, Any]) -> Reading:
     """What routing needs to know of an OpenAI request.
 
     An embedding request takes one seat however many inputs it has: the engine works through them one after another.
+    `n` is counted as a llama-server obeys it, on all other routes; Ollama ignores it, which nobody knows yet here.
 
     Raises:
         ClientError: 400, worded as Ollama words it in this dialect.
@@ -29,11 +30,9 @@ def read(path: str, fields: dict[str, Any]) -> Reading:
     stream = fields.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise gojson.mismatch(stream, struct, "stream", "bool")
-    seats = 1
+    seats = 1 if path == "/v1/embeddings" else choices(fields)
     if path == "/v1/completions":
-        seats = prompts(fields.get("prompt")) * count(fields.get("n"))
-    elif path == "/v1/chat/completions":
-        seats = count(fields.get("n"))
+        seats *= prompts(fields.get("prompt"))
     return Reading(
         model=model or None,
         stream=bool(stream) and path != "/v1/embeddings",

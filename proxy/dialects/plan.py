@@ -16,6 +16,7 @@ from proxy.dialects.assemble import added_fields, assembler, can_assemble
 from proxy.dialects.call import Call
 from proxy.dialects.contract import ErrorBody, Headers, Outgoing, ReplyTransform
 from proxy.dialects.facts import EngineFacts
+from proxy.dialects.gojson import too_deep
 from proxy.dialects.pieces import chat_piece, completion_piece
 from proxy.dialects.progress import ProgressFilter
 from proxy.dialects.reply import EmbedReply, OllamaReply
@@ -70,8 +71,16 @@ def plan(call: Call, backend: Backend, facts: EngineFacts, clock_ns: Clock = tim
     """What to send to this backend for this call, and what to do with the answer.
 
     Raises:
-        ClientError: the model of this engine cannot do what is asked for.
+        ClientError: the model of this engine cannot do what is asked for, or the body is nested too deeply to be
+            written again.
     """
+    try:
+        return _made(call, backend, facts, clock_ns)
+    except RecursionError:
+        raise too_deep() from None
+
+
+def _made(call: Call, backend: Backend, facts: EngineFacts, clock_ns: Clock) -> Plan:
     if backend.engine is Engine.OLLAMA:
         return _plan(call, call.route.path, call.body, streams=call.stream)
     if call.dialect is Dialect.OLLAMA:
@@ -121,7 +130,12 @@ def _wanted(call: Call, facts: EngineFacts) -> Translated:
 def _plan(call: Call, path: str, body: bytes, *, streams: bool) -> Plan:
     # cpp-httplib cuts bodies that say they are a form, which is what `curl -d` says: all of them are JSON.
     headers: Headers = [("Content-Type", "application/json"), *call.headers]
-    watch = StreamWatch(
-        _ENDED.get(path) if streams else None, record_end=b"\n" if path.startswith("/api/") else b"\n\n"
-    )
+    ended = _ENDED.get(path) if streams and _shows_end(call) else None
+    watch = StreamWatch(ended, record_end=b"\n" if path.startswith("/api/") else b"\n\n")
     return Plan(outgoing=Outgoing("POST", path, headers, body), transform=None, watch=watch, streams=streams)
+
+
+def _shows_end(call: Call) -> bool:
+    """Whether the last record of a stream may hold its end mark: `response_fields` names all that is left of it."""
+    wanted = call.fields.get("response_fields") if call.dialect is Dialect.LLAMACPP else None
+    return not wanted or (isinstance(wanted, list) and ("stop" in wanted or "stop_type" in wanted))

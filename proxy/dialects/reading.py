@@ -25,9 +25,17 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-def count(value: object) -> int:
-    """A JSON value as a number of things, at least 1; what is no whole number is the engine's to complain about."""
-    return max(1, value) if isinstance(value, int) and not isinstance(value, bool) else 1
+def choices(fields: Mapping[str, Any]) -> int:
+    """How many answers a llama-server gives per prompt, at least 1: `n_cmpl`, or else `n`.
+
+    It cuts numbers of all kinds to whole ones of 32 bits, booleans too. What it refuses counts as 1.
+    """
+    given = fields.get("n_cmpl")
+    if given is None:
+        given = fields.get("n")
+    if not isinstance(given, int | float):
+        return 1
+    return max(1, (int(given) + 2**31) % 2**32 - 2**31)
 
 
 def prompts(value: object) -> int:

@@ -11,6 +11,10 @@ OLLAMA_BUSY = "server busy, please try again.  maximum pending requests exceeded
 _EMBEDDINGS_OFF = "This server does not support embeddings. Start it with `--embeddings`"
 _RERANK_OFF = "This server does not support reranking. Start it with `--reranking`"
 
+_INFILL_OFF = (
+    "Infill is not supported by this model: prefix token is missing. suffix token is missing. middle token is missing. "
+)
+
 _WHY = {
     Rejection.STARTING: "every backend that has the model is still starting",
     Rejection.DOWN: "every backend that has the model is down",
@@ -25,6 +29,10 @@ _WHY = {
 }
 
 
+_OFF = {Operation.EMBED: _EMBEDDINGS_OFF, Operation.RERANK: _RERANK_OFF, Operation.INFILL: _INFILL_OFF}
+"""What a llama-server answers that cannot do this."""
+
+
 def rejection_error(call: Call, rejection: Rejection, detail: str = "") -> tuple[int, str, str]:
     """Status, error type and text for a request that gets no backend; see `render_error`.
 
@@ -37,8 +45,7 @@ def rejection_error(call: Call, rejection: Rejection, detail: str = "") -> tuple
             return _unsupported(call, detail)
         case Rejection.TOO_MANY_SLOTS:
             text = f"the request needs {call.seats} slots at once, more than any backend runs"
-            text += ": send fewer prompts or a smaller n"
-            return 400, "", _joined(text, detail)
+            return 400, "", detail or f"{text}: send fewer prompts or a smaller n"
         case Rejection.QUEUE_FULL:
             if call.dialect is Dialect.OLLAMA:
                 return 503, "", OLLAMA_BUSY
@@ -64,10 +71,9 @@ def model_not_found(model: str) -> ClientError:
 
 
 def _unsupported(call: Call, detail: str) -> tuple[int, str, str]:
-    if call.operation is Operation.EMBED and not call.unsupported:
-        return (500 if call.route.path == "/api/embeddings" else 501), "", _EMBEDDINGS_OFF
-    if call.operation is Operation.RERANK:
-        return 501, "", _RERANK_OFF
+    off = _OFF.get(call.operation)
+    if off is not None:
+        return (500 if call.route.path == "/api/embeddings" else 501), "", off
     reasons = " ".join(call.unsupported[engine] for engine in Engine if engine in call.unsupported)
     if reasons:
         status = 501 if call.dialect is Dialect.LLAMACPP else 404 if call.operation is Operation.TOKENIZE else 400

@@ -39,6 +39,7 @@ class OllamaReply:
         self._tools: dict[int, ToolDelta] = {}
         self._calls: list[ToolCall] = []
         self._done = False
+        self._whole = b""
 
     @property
     def passthrough(self) -> bool:
@@ -72,14 +73,14 @@ class OllamaReply:
         return b"".join(out)
 
     def finish(self) -> bytes:
-        """Nothing is left: the last record went out with the engine's.
+        """The whole answer, if it is not streamed; the last record of a stream went out with the engine's.
 
         Raises:
             TruncatedReply: the engine's last record never came.
         """
         if not self._done:
             raise TruncatedReply("the engine's stream ended without its last record")
-        return b""
+        return self._whole
 
     def _take(self, piece: Piece, out: list[bytes]) -> None:
         thinking = piece.thinking if self._think else ""
@@ -101,7 +102,11 @@ class OllamaReply:
                 out.append(self._record(content, thinking, calls, logprobs) + b"\n")
         if piece.finish:
             self._done = True
-            out.append(self._last(piece.finish, piece.timings or Timings()))
+            last = self._last(piece.finish, piece.timings or Timings())
+            if self._call.stream:
+                out.append(last)
+            else:
+                self._whole = last
 
     def _add_tool(self, delta: ToolDelta) -> None:
         tool = self._tools.get(delta.index)

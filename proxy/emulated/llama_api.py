@@ -45,6 +45,9 @@ from proxy.emulated.replies import Wish, plan_reply
 from proxy.emulated.text import detokenize, piece_bytes, tokenize
 from proxy.emulated.wire import Exchange
 
+_WRONG_TYPES = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
+"""What a field of a wrong type that no reader checks comes to, before anything is answered."""
+
 _PUBLIC = {"/health", "/v1/health"}
 Route = Callable[[Exchange, Fault | None], Awaitable[None]]
 
@@ -142,6 +145,11 @@ class LlamaApi:
             await route(exchange, fault)
         except Refused as refused:
             send_problem(exchange, refused.problem)
+        except _WRONG_TYPES as error:
+            if exchange.status:
+                raise
+            message = f"[json.exception.type_error.302] type must be another: {error}"
+            send_problem(exchange, Problem(400, "invalid_request_error", message))
 
     def _allowed(self, exchange: Exchange) -> bool:
         keys = self.options.api_keys

@@ -93,8 +93,8 @@ class ChatFrames:
         self._id = random_id("chatcmpl-")
         self._opened: set[int] = set()
         self._each = bool(asked.body.get("timings_per_token"))
-        options = asked.body.get("stream_options") or {}
-        self._usage = bool(options.get("include_usage"))
+        options = asked.body.get("stream_options")
+        self._usage = isinstance(options, dict) and bool(options.get("include_usage"))
 
     def _chunk(self, choices: list[Any], **more: Any) -> bytes:
         return sse(
@@ -255,7 +255,9 @@ def native_whole(job: Job, asked: Asked, model: str, content: str | None = None)
         "timings": timings(job),
     }
     fields = asked.body.get("response_fields")
-    return {name: value[name] for name in fields if name in value} if fields and content is None else value
+    if not fields or not isinstance(fields, list):
+        return value
+    return {name: value[name] for name in fields if isinstance(name, str) and name in value}
 
 
 def chat_whole(jobs: list[Job], asked: Asked, model: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a request to llama-server asks for, checked as llama-server checks it. Must not know how it is answered."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from proxy.emulated.replies import Wish
 from proxy.emulated.text import tokenize
 
 _LIMITS = ("max_completion_tokens", "max_tokens", "n_predict", "max_output_tokens")
-_NUMBERS = (*_LIMITS, "temperature", "top_p", "top_k", "min_p", "seed", "n", "id_slot")
+_NUMBERS = (*_LIMITS, "temperature", "top_p", "top_k", "min_p", "seed", "n", "n_cmpl", "id_slot")
 _UNSEEDED = 4294967295
 
 
@@ -78,30 +79,67 @@ def _name(value: Any) -> str:
     return names.get(type(value), "number")
 
 
-def _check_numbers(body: dict[str, Any], slots: int) -> None:
+def _int32(value: float) -> int:
+    """A number as the engine's parser cuts it; those of no 64 bits become the smallest."""
+    return (int(value) + 2**31) % 2**32 - 2**31 if -(2**63) <= value < 2**63 else -(2**31)
+
+
+def _check_numbers(body: dict[str, Any]) -> None:
     for field in _NUMBERS:
         value = body.get(field)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        if value is not None and not isinstance(value, int | float):
             raise refuse(f"Field '{field}': [json.exception.type_error.302] type must be number, but is {_name(value)}")
-    if not 1 <= (count := body.get("n") or 1) <= slots:
-        raise refuse(f"Field 'n': Value must be between 1 <= value <= {slots}, but got {count}")
+
+
+def _choices(body: dict[str, Any], slots: int) -> int:
+    field = "n" if body.get("n_cmpl") is None else "n_cmpl"
+    count = 1 if body.get(field) is None else _int32(body[field])
+    if not 1 <= count <= slots:
+        raise refuse(f"Field '{field}': Value must be between 1 <= value <= {slots}, but got {count}")
+    return count
 
 
 def _most(body: dict[str, Any]) -> int:
     for field in _LIMITS:
         if body.get(field) is not None:
-            return int(body[field])
+            most = _int32(body[field])
+            if most < -1:
+                raise refuse(f"Field '{field}': Value must be between -1 <= value <= {2**31 - 1}, but got {most}")
+            return most
     return -1
 
 
+def _stops(given: Any) -> tuple[str, ...]:
+    """A stop word or a list of them; anything else counts as none."""
+    if isinstance(given, str):
+        return (given,)
+    words = [word for word in given if word is not None] if isinstance(given, list) else []
+    if wrong := [word for word in words if not isinstance(word, str)]:
+        kind = _name(wrong[0])
+        raise refuse(f"Field 'stop': [json.exception.type_error.302] type must be string, but is {kind}")
+    return tuple(words)
+
+
+def _check_tools(tools: Any) -> None:
+    if tools is None:
+        return
+    problem = ""
+    if not isinstance(tools, list):
+        problem = f"Expected 'tools' to be an array, got {orjson.dumps(tools).decode()}"
+    elif untyped := [tool for tool in tools if not isinstance(tool, dict) or "type" not in tool]:
+        problem = f"Missing tool type: {orjson.dumps(untyped[0]).decode()}"
+    if problem:
+        shown = json.dumps(tools, indent=2, ensure_ascii=False)
+        raise refuse(f"Failed to parse tools: {problem}; tools = {shown}", 500, "server_error")
+
+
 def _wish(body: dict[str, Any], options: Options, messages: list[Message] | None) -> Wish:
-    stop = body.get("stop", body.get("stop_sequences")) or ()
     seed = body.get("seed")
     tools = messages is not None and "tools" in options.models[0].capabilities
     return Wish(
         seed=options.seed if seed in {None, -1, _UNSEEDED} else int(seed),
         length=options.answer_tokens,
-        stop=(stop,) if isinstance(stop, str) else tuple(str(word) for word in stop),
+        stop=_stops(body.get("stop", body.get("stop_sequences"))),
         schema=schema_of(body),
         tool=tool_to_call(body, messages or []) if tools else None,
         endless=bool(body.get("ignore_eos")),
@@ -109,9 +147,9 @@ def _wish(body: dict[str, Any], options: Options, messages: list[Message] | None
 
 
 def _asked(body: dict[str, Any], options: Options, prompts: list[list[int]], messages: list[Message] | None) -> Asked:
-    _check_numbers(body, options.slots)
+    _check_numbers(body)
+    choices = _choices(body, options.slots)
     most = _most(body)
-    stop = body.get("stop", ())
     return Asked(
         prompts=prompts,
         texts=[],
@@ -119,8 +157,8 @@ def _asked(body: dict[str, Any], options: Options, prompts: list[list[int]], mes
         body=body,
         stream=body.get("stream") is True,
         most=most,
-        choices=int(body.get("n") or 1),
-        params=body | {"most": most, "stop": [stop] if isinstance(stop, str) else list(stop or ())},
+        choices=choices,
+        params=body | {"most": most, "stop": list(_stops(body.get("stop")))},
     )
 
 
@@ -136,6 +174,8 @@ def chat_messages(body: dict[str, Any], *, status: int = 400) -> list[Message]:
         raise refuse("'messages' is required", status, kind)
     if not isinstance(messages, list):
         raise refuse("Expected 'messages' to be an array", status, kind)
+    if not all(isinstance(message, dict) for message in messages):
+        raise refuse("All non-assistant messages must contain 'content'")
     if has_images(messages):
         raise refuse(
             "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj",
@@ -147,19 +187,29 @@ def chat_messages(body: dict[str, Any], *, status: int = 400) -> list[Message]:
 
 def read_chat(body: dict[str, Any], options: Options) -> Asked:
     """A request to /v1/chat/completions."""
-    return _from_messages(body, options, chat_messages(body))
+    messages = chat_messages(body)
+    _check_tools(body.get("tools"))
+    return _from_messages(body, options, messages)
 
 
 def read_messages(body: dict[str, Any], options: Options) -> Asked:
-    """A request to /v1/messages; its errors are llama-server's, not Anthropic's."""
+    """A request to /v1/messages; errors are llama-server's, not Anthropic's. It has one answer, names no slot."""
     chat_messages(body, status=500)
-    return _from_messages({**body, "id_slot": None}, options, from_anthropic(body))
+    tools = body.get("tools")
+    known = {**body, "id_slot": None, "n": None, "n_cmpl": None, "tools": tools if isinstance(tools, list) else None}
+    return _from_messages(known, options, from_anthropic(known))
 
 
 def read_responses(body: dict[str, Any], options: Options) -> Asked:
     """A request to /v1/responses."""
     if body.get("input") is None:
         raise refuse("'input' is required")
+    if not isinstance(body["input"], str | list):
+        raise refuse("'input' must be a string or array of objects")
+    if isinstance(body["input"], list) and not all(isinstance(item, dict) for item in body["input"]):
+        raise refuse("Cannot determine type of 'item'")
+    if not isinstance(body.get("tools") or [], list):
+        raise refuse("'tools' must be an array of objects")
     return _from_messages(body, options, chat_messages({"messages": from_responses(body)}))
 
 
@@ -177,6 +227,8 @@ def read_prompt(body: dict[str, Any], options: Options) -> Asked:
     if "prompt" not in body:
         raise refuse("[json.exception.out_of_range.403] key 'prompt' not found")
     given = body["prompt"]
+    if given == []:
+        raise refuse('"prompt" must not be empty')
     several = isinstance(given, list) and bool(given) and not any(isinstance(part, int) for part in given)
     parts = given if several else [given]
     asked = _asked(body, options, [_tokens(part) for part in parts], None)
@@ -209,6 +261,8 @@ def read_inputs(body: dict[str, Any], options: Options) -> list[list[int]]:
     given = body.get("input", body.get("content"))
     if given is None:
         raise refuse('"input" or "content" must be provided')
+    if given == []:
+        raise refuse('"prompt" must not be empty')
     several = isinstance(given, list) and not any(isinstance(part, int) for part in given)
     prompts = [_tokens(part) for part in (given if several else [given])]
     for prompt in prompts:

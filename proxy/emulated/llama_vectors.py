@@ -78,6 +78,7 @@ class LlamaVectors:
             raise refuse('"documents" must be a non-empty string array')
         wanted = embedding(tokenize(body["query"]), 64)
         prompts = [tokenize(f"{body['query']}\n{document}") for document in documents]
+        most = int(body.get("top_n") or 0) or len(documents)
 
         def reply(jobs: list[Job]) -> None:
             count = sum(len(job.prompt) for job in jobs)
@@ -88,7 +89,7 @@ class LlamaVectors:
                 results.append({"index": job.choice, "relevance_score": score})
             results.sort(key=lambda result: -result["relevance_score"])
             usage = {"prompt_tokens": count, "total_tokens": count}
-            results = results[: body.get("top_n") or len(results)]
-            send_json(exchange, {"model": self._model, "object": "list", "usage": usage, "results": results})
+            shown = {"model": self._model, "object": "list", "usage": usage, "results": results[:most]}
+            send_json(exchange, shown)
 
         self._compute(exchange, fault, prompts, reply)

@@ -139,9 +139,14 @@ def tool_to_call(body: dict[str, Any], messages: list[Message]) -> Tool | None:
     return tools[0] if choice == "required" or asked else None
 
 
+def _text_format(body: dict[str, Any]) -> Any:
+    text = body.get("text")
+    return text.get("format") if isinstance(text, dict) else None
+
+
 def schema_of(body: dict[str, Any]) -> Any:
     """The JSON schema that the answer must fit: of OpenAI's response_format, Responses' text, llama.cpp or Ollama."""
-    wanted = body.get("response_format") or (body.get("text") or {}).get("format") or body.get("format")
+    wanted = body.get("response_format") or _text_format(body) or body.get("format")
     if "json_schema" in body:
         return body["json_schema"]
     if wanted == "json":

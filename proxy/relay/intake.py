@@ -48,8 +48,6 @@ def _check_framing(request: web.BaseRequest) -> tuple[int, str] | None:
         return HTTPStatus.BAD_REQUEST, "no upgrade to another protocol here, WebSocket included"
     if headers.get("Expect", "100-continue").strip().lower() != "100-continue":
         return HTTPStatus.EXPECTATION_FAILED, "the only expectation known is 100-continue"
-    if headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-        return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed request bodies are not supported"
     return None
 
 

@@ -9,6 +9,10 @@ import httpx
 import pytest
 
 from proxy.admin_client import AdminClient, AdminError
+from proxy.app import App
+from proxy.config import Config, resolve
+from proxy.config_sources import LoadedConfig
+from proxy.listener import ListenError
 from tests.proxy.backends.fake_ollama import write_fake_ollama
 from tests.proxy.box import MODEL, box, emulated
 from tests.wait import until
@@ -146,3 +150,29 @@ async def test_waiting_and_running_requests_are_shown(tmp_path: Path) -> None:
 
     assert [(request.state, request.backend) for request in ps.requests] == [("running", "gpu0"), ("waiting", None)]
     assert [model.slots_busy for model in ps.models] == [1]
+
+
+async def test_status_works_while_draining(tmp_path: Path) -> None:
+    async with box(tmp_path, [emulated(speed=0.05)]) as running:
+        asked = asyncio.ensure_future(running.generate())
+        await until(lambda: running.app.requests == 1, "a request runs")
+        running.app.stop()
+        with AdminClient(tmp_path / "state" / "admin.sock") as admin:
+            status = await asyncio.to_thread(admin.status)
+        running.app.stop()
+        await asked
+
+    assert status.listen.startswith("127.0.0.1:")
+
+
+async def test_the_socket_of_a_running_proxy_is_not_taken(tmp_path: Path) -> None:
+    async with emulated() as engine:
+        backends = [{"url": engine.url}]
+        async with box(tmp_path, [], backends=backends, store={"url": "redis://127.0.0.1:1/0"}) as running:
+            second = Config.model_validate(
+                {"listen": "127.0.0.1:0", "state_dir": tmp_path / "state", "store": {"url": "redis://127.0.0.1:1/0"}}
+            )
+            with pytest.raises(ListenError, match="another process listens there"):
+                await App(second, resolve(second, {}), None, lambda: LoadedConfig(second, {})).serve()
+            with AdminClient(tmp_path / "state" / "admin.sock") as admin:
+                assert (await asyncio.to_thread(admin.status)).listen == running.app.listen

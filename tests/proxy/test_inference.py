@@ -10,6 +10,8 @@ import pytest
 from proxy.emulated.faults import Kind
 from proxy.inference import decision_text, refusal_text
 from scheduler.domain import Candidate, Decision, Rejection
+from scheduler.events import BackendSignalled
+from scheduler.health import Signal
 from tests.proxy.box import MODEL, Box, box, emulated
 from tests.wait import until
 
@@ -220,3 +222,16 @@ async def test_unloading_means_every_copy(tmp_path: Path) -> None:
 
 def _loaded(running: Box) -> int:
     return sum(len(view.residencies) for view in running.app.views())
+
+
+async def test_requests_at_a_backend_that_went_down_run_elsewhere(tmp_path: Path) -> None:
+    engines = [emulated(), emulated()]
+    async with box(tmp_path, engines) as running:
+        engines[0].faults.add(Kind.HANG)
+        asked = [asyncio.ensure_future(running.generate(f"story {number}")) for number in range(3)]
+        await until(lambda: engines[0].open_requests > 0, "a request hangs")
+        for _ in range(3):
+            running.app.feed(BackendSignalled("gpu0", Signal.MISSED))
+        answers = await asyncio.gather(*asked)
+
+    assert [(answer.status_code, answer.headers["X-Slotgate-Backend"]) for answer in answers] == [(200, "gpu1")] * 3

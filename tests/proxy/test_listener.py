@@ -1,11 +1,12 @@
 """Listening sockets: addresses of every kind, and messages that say what to do."""
 
 import socket
+import stat
 from pathlib import Path
 
 import pytest
 
-from proxy.listener import ListenError, is_loopback, open_sockets, shown
+from proxy.listener import ListenError, is_loopback, open_sockets, shown, unix_socket
 
 
 def close(opened: list[socket.socket]) -> None:
@@ -57,3 +58,19 @@ def test_inherited_sockets_take_the_address_s_place() -> None:
         mine.listen()
         assert open_sockets("127.0.0.1:11434", [mine]) == [mine]
         assert mine.getblocking() is False
+
+
+def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("keep me")
+    with pytest.raises(ListenError, match="no socket"):
+        unix_socket(precious)
+    with pytest.raises(ListenError, match="no socket"):
+        unix_socket(tmp_path)
+
+    assert precious.read_text() == "keep me"
+
+
+def test_rights_of_a_unix_socket(tmp_path: Path) -> None:
+    with unix_socket(tmp_path / "a.sock", 0o600):
+        assert stat.S_IMODE((tmp_path / "a.sock").stat().st_mode) == 0o600

@@ -175,3 +175,30 @@ def test_an_answer_ends_the_pause_though_a_probe_has_ended_suspicion_before() ->
     assert world.waiting() == ["r1"]
 
     assert claimed(world.start_answer("r2")) == [("r1", "a")]
+
+
+def test_a_backend_that_goes_down_is_asked_nothing_more() -> None:
+    world = world_of("a", "b", limit=2)
+    where = {name: world.run(request(name)).backend_id for name in ("r1", "r2", "r3")}
+    there = [name for name, backend_id in where.items() if backend_id == "a"]
+    world.start_answer(there[0])
+
+    done: list[effects.Effect] = []
+    for _ in range(3):
+        done += world.feed(events.BackendSignalled("a", Signal.MISSED))
+
+    called_back = [effect.request_id for effect in of_type(tuple(done), effects.Cancel)]
+    assert called_back == there[1:], "those that got a byte go on"
+    for name in called_back:
+        world.fail(name, Failure.TIMEOUT)
+        world.answer_claims()
+        assert world.running[name].backend_id == "b"
+
+
+def test_nothing_is_called_back_where_nothing_else_could_run_it() -> None:
+    world = world_of("a")
+    world.run(request("r1"))
+
+    done = [world.feed(events.BackendSignalled("a", Signal.MISSED)) for _ in range(3)]
+
+    assert [effect for each in done for effect in of_type(each, effects.Cancel)] == []

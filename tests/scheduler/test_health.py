@@ -26,7 +26,9 @@ def test_the_table_is_total_over_what_an_engine_can_be() -> None:
     ("signals", "health"),
     [
         pytest.param([], Health.STARTING, id="new"),
-        pytest.param([Signal.MISSED] * 5, Health.STARTING, id="a-starting-engine-need-not-answer"),
+        pytest.param([Signal.MISSED] * 2, Health.STARTING, id="a-starting-engine-need-not-answer-at-once"),
+        pytest.param([Signal.MISSED] * 3, Health.DOWN, id="one-that-never-answers"),
+        pytest.param([Signal.FAILED] * 5, Health.STARTING, id="requests-of-the-process-before"),
         pytest.param([Signal.ANSWERED], Health.READY, id="answers"),
         pytest.param([Signal.ANSWERED, Signal.MISSED], Health.SUSPECT, id="one-missed-probe"),
         pytest.param([Signal.ANSWERED, Signal.FAILED, Signal.MISSED], Health.SUSPECT, id="two-failures"),

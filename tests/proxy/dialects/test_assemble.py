@@ -3,7 +3,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.dialects.assemble import can_assemble
+from proxy.dialects.assemble import assembler, can_assemble
+from proxy.dialects.contract import EngineError
 from tests.proxy.dialects.support import answered, ask, call_of
 from tests.real_engine import RealEngine
 
@@ -59,6 +60,59 @@ def same(engine: RealEngine, path: str, body: dict[str, Any]) -> dict[str, Any]:
     own: dict[str, Any] = msgspec.json.decode(direct)
     assert shape(msgspec.json.decode(planned)) == shape(own)
     return own
+
+
+@pytest.mark.parametrize("n", [2, 0, -1, True, 1.0, 2.0, "1", [1], 2**32 + 1])
+def test_how_many_answers_come_must_be_known(n: Any) -> None:
+    for path, body in (("/v1/chat/completions", {"messages": MESSAGES}), ("/completion", {"prompt": "x"})):
+        assert can_assemble(path, body | {"n": 1}, 1)
+        assert can_assemble(path, body | {"n": None}, 1)
+        assert not can_assemble(path, body | {"n": n}, 1)
+        assert not can_assemble(path, body | {"n_cmpl": n}, 1)
+
+
+def test_an_answer_that_goes_on_where_the_client_began_it() -> None:
+    path, begun = "/v1/chat/completions", {"role": "assistant", "content": "Bon"}
+    assert can_assemble(path, {"messages": [begun, *MESSAGES]}, 1)
+    assert not can_assemble(path, {"messages": [*MESSAGES, begun]}, 1)
+    for odd in ([], "x", [5], None):
+        assert can_assemble(path, {"messages": odd}, 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "record"),
+    [
+        ("/v1/chat/completions", {"choices": [{"index": 1, "delta": {"content": "x"}}]}),
+        ("/v1/completions", {"choices": [{"index": 1, "text": "x"}]}),
+        ("/completion", {"index": 1, "content": "x"}),
+    ],
+)
+def test_answers_are_never_mixed(path: str, record: dict[str, Any]) -> None:
+    with pytest.raises(EngineError, match="several answers"):
+        assembler(path).feed(b"data: " + msgspec.json.encode(record) + b"\n\n")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("path", "extra"),
+    [
+        ("/v1/chat/completions", {"messages": [*MESSAGES, {"role": "assistant", "content": "One, "}]}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "n": 2.0}),
+        ("/v1/chat/completions", {"messages": MESSAGES, "n_cmpl": 2}),
+        ("/v1/completions", {"prompt": "x", "n_cmpl": 2}),
+        ("/completion", {"prompt": "x", "n": 2.0}),
+        ("/v1/responses", {"input": "x", "n": 2}),
+    ],
+)
+def test_what_is_not_assembled_is_the_engines(real_engine: RealEngine, path: str, extra: dict[str, Any]) -> None:
+    body = {"seed": 1, "temperature": 0, "max_tokens": 4, "n_predict": 4, "max_output_tokens": 4} | extra
+    ask(real_engine, path, msgspec.json.encode(body))
+    _, direct = ask(real_engine, path, msgspec.json.encode(body))
+    own, ours = msgspec.json.decode(direct), msgspec.json.decode(answered(real_engine, path, body)[1])
+    if path != "/v1/responses":
+        assert shape(ours) == shape(own)
+    answers = own if isinstance(own, list) else own.get("choices", [own])
+    assert len(answers) == call_of(path, body).seats
 
 
 @pytest.mark.real

@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from proxy.dialects import ClientError, read_call, read_model_name, render_error
+from proxy.dialects.call import MAX_FIELDS, MAX_MESSAGES
 from scheduler.domain import Dialect, Engine, Operation
 from tests.proxy.dialects.support import NOW_NS, call_of, captured, fixed_clock, route_of
 
@@ -57,7 +58,25 @@ def test_other_dialects_decode_errors() -> None:
     )
     assert refusal("/v1/messages", b'"x"').message.endswith("of type anthropic.MessagesRequest")
     assert refusal("/completion", b"{").message == "[json.exception.parse_error.101] parse error: unexpected EOF"
+    assert refusal("/completion", b'{"a":1e999}').message == (
+        "[json.exception.out_of_range.406] number overflow parsing '1e999'"
+    )
     assert refusal("/completion", b"[]").message == "the request body must be a JSON object, not array"
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions", "/v1/messages", "/completion"])
+def test_compressed_bodies_are_refused(path: str) -> None:
+    with pytest.raises(ClientError, match="compressed request bodies") as caught:
+        call_of(path, b"\x1f\x8b", [("Content-encoding", "gzip")])
+    assert caught.value.status == 415
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "prompt": "x"}
+    assert call_of(path, body, [("Content-Encoding", " Identity ")]).headers == []
+
+
+def test_what_is_no_request_any_more() -> None:
+    many = {f"K{number}": 1 for number in range(MAX_FIELDS + 1)}
+    assert refusal("/api/chat", many).message.startswith("more than 1000 fields")
+    assert refusal("/v1/messages", {"messages": [0] * (MAX_MESSAGES + 1)}).status == 400
 
 
 def test_keys_of_other_case() -> None:

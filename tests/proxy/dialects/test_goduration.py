@@ -46,6 +46,8 @@ def test_keep_alive() -> None:
     assert keep_alive_s(0) == keep_alive_s("0s") == 0
     assert keep_alive_s(-1) == keep_alive_s("-1m") == math.inf
     assert keep_alive_s(2.5) == 2.5
+    assert keep_alive_s(10**400) == 1e18
+    assert keep_alive_s(-(10**400)) == math.inf
     with pytest.raises(ClientError, match="Unsupported type: 'bool'"):
         keep_alive_s(True)
     with pytest.raises(ClientError, match="Unsupported type"):

@@ -44,6 +44,7 @@ def test_embeddings() -> None:
         assert read("/api/embed", {"model": "m", "input": given}).seats == 0
         assert embeds_nothing("/api/embed", {"input": given})
     assert read("/api/embeddings", {"model": "m", "prompt": ""}).seats == 0
+    assert read("/api/embed", {"model": "m", "input": "a", "top_logprobs": "x", "think": 5}).seats == 1
     for wrong in (5, [1, 2], {"a": 1}):
         with pytest.raises(ClientError, match="invalid input type"):
             read("/api/embed", {"model": "m", "input": wrong})

@@ -41,6 +41,27 @@ def test_an_ollama_gets_and_gives_the_same_bytes(path: str, body: dict[str, Any]
     assert made.streams is call.stream
 
 
+@pytest.mark.parametrize("path", ["/completion", "/completions", "/infill"])
+def test_an_end_mark_is_asked_for_only_where_it_may_come(path: str) -> None:
+    body = {"prompt": "x", "stream": True}
+    shown: list[Any] = [None, [], ["content", "stop"], ["stop_type"]]
+    hidden: list[Any] = [["content"], ["/stop"], ["generation_settings/stop"], 5, "stop"]
+    for fields, complete in [(fields, False) for fields in shown] + [(fields, True) for fields in hidden]:
+        made = planned(path, body | {"response_fields": fields})
+        made.watch.see(b'data: {"content":""}\n\n')
+        assert made.watch.complete() is complete
+    assert not planned(
+        "/v1/chat/completions", {"messages": USER, "stream": True, "response_fields": ["x"]}
+    ).watch.complete()
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("fields", [["content"], ["content", "stop"], ["stop_type"], []])
+def test_streams_with_fewer_fields_are_whole(real_engine: RealEngine, fields: list[str]) -> None:
+    body = {"prompt": "x", "n_predict": 2, "stream": True, "response_fields": fields}
+    assert answered(real_engine, "/completion", body)[0] == 200
+
+
 def test_whether_the_engines_last_bytes_are_the_clients() -> None:
     made = planned("/v1/chat/completions", {"messages": USER, "stream": True})
     assert made.transform is not None

@@ -1,8 +1,11 @@
-from proxy.dialects.reading import count, image_bytes, names, prompts
+from proxy.dialects.reading import choices, image_bytes, names, prompts
 
 
-def test_counts() -> None:
-    assert [count(value) for value in (3, 0, -1, True, "3", None, 2.0)] == [3, 1, 1, 1, 1, 1, 1]
+def test_choices_as_llama_server_counts_them() -> None:
+    given: list[object] = [3, 0, -1, True, "3", None, 2.0, 2.7, 2**32 + 2, 2 - 2**32, 2**63, 1e300]
+    assert [choices({"n": value}) for value in given] == [3, 1, 1, 1, 1, 1, 2, 2, 2, 2, 1, 1]
+    assert [choices({"n_cmpl": value, "n": 4}) for value in given[:7]] == [3, 1, 1, 1, 1, 4, 2]
+    assert choices({}) == 1
 
 
 def test_prompts() -> None:

@@ -72,6 +72,8 @@ def test_a_full_line() -> None:
         ("/api/embeddings", {"model": "m", "prompt": "x"}, 500, "does not support embeddings"),
         ("/v1/embeddings", {"input": "x"}, 501, "does not support embeddings"),
         ("/rerank", {"query": "x"}, 501, "does not support reranking"),
+        ("/embedding", {"content": "x"}, 501, "does not support embeddings. Start it with `--embeddings`"),
+        ("/infill", {"input_prefix": "x"}, 501, "Infill is not supported by this model: prefix token is missing."),
         ("/api/chat", {"model": "embed", "messages": USER}, 400, '"embed" does not support chat'),
         ("/api/generate", {"model": "embed", "prompt": "x"}, 400, '"embed" does not support generate'),
         ("/v1/chat/completions", {"messages": USER}, 400, "no backend can do this with this model: why"),
@@ -83,9 +85,9 @@ def test_unsupported(path: str, body: dict[str, Any], status: int, words: str) -
     assert words in message
 
 
-def test_too_many_slots_says_how_many() -> None:
+def test_too_many_slots_says_how_many_and_says_it_once() -> None:
     call = call_of("/v1/completions", {"prompt": ["a", "b"], "n": 3})
-    status, _, message = rejection_error(call, Rejection.TOO_MANY_SLOTS, "the largest backend runs 4")
-    assert status == 400
-    assert message.startswith("the request needs 6 slots at once")
-    assert message.endswith("the largest backend runs 4")
+    assert rejection_error(call, Rejection.TOO_MANY_SLOTS, "6 slots, the largest backend runs 4") == (
+        400, "", "6 slots, the largest backend runs 4",
+    )  # fmt: skip
+    assert rejection_error(call, Rejection.TOO_MANY_SLOTS)[2].startswith("the request needs 6 slots at once")

@@ -98,6 +98,12 @@ TOOLS = [
 ]
 
 
+def test_a_whole_answer_comes_at_the_end_of_the_engines() -> None:
+    transform = reply(stream=False)
+    assert [transform.feed(piece) for piece in STREAM] == [b""] * len(STREAM)
+    assert msgspec.json.decode(transform.finish())["done"] is True
+
+
 def test_tool_calls_come_whole() -> None:
     first, call_0, call_1, end = records(through(reply(), [*TOOLS, last("tool_calls")]))
     assert first["message"] == {"role": "assistant", "content": "Let me see. "}

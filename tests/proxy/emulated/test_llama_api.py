@@ -1,5 +1,7 @@
 """Routes of the emulated llama-server that the contract does not ask the real one about."""
 
+from typing import Any
+
 import pytest
 
 from proxy.emulated import EmulatedEngine
@@ -18,6 +20,40 @@ async def test_a_tool_is_called_and_its_result_answered() -> None:
         body["messages"] += [first["message"], {"role": "tool", "tool_call_id": call["id"], "content": "12"}]
         second = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]
         assert (second["finish_reason"], bool(second["message"]["content"])) == ("stop", True)
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": chat_body(),
+    "/v1/completions": {"prompt": "hi"},
+    "/completion": {"prompt": "hi"},
+    "/infill": {"input_prefix": "a", "input_suffix": "b"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": chat_body(),
+    "/v1/messages/count_tokens": chat_body(),
+    "/apply-template": chat_body(),
+    "/tokenize": {"content": "a"},
+    "/detokenize": {"tokens": [1]},
+    "/v1/embeddings": {"input": "a"},
+    "/rerank": {"query": "a", "documents": ["b"]},
+}
+FIELDS = [
+    "messages", "prompt", "input", "input_prefix", "content", "tokens", "query", "documents", "top_n", "stop", "tools",
+    "tool_choice", "response_format", "response_fields", "stream_options", "text", "json_schema", "seed", "n",
+    "id_slot", "system",
+]  # fmt: skip
+VALUES: list[Any] = [None, True, 5, -5, 1.5, 1e300, 2**63, "x", [], [5], [None], [{}], {}, {"a": 1}, [[1]]]
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_wrong_type_is_answered(path: str) -> None:
+    limits = {"n_predict": 2, "max_tokens": 2}
+    async with EmulatedEngine(infill=True, embeddings=True, reranking=True) as engine, client_of(engine) as client:
+        for field in FIELDS:
+            for value in VALUES:
+                for stream in (False, True) if "messages" in field or field in {"stop", "stream_options"} else (True,):
+                    body = BODIES[path] | limits | {"stream": stream, field: value}
+                    answer = await client.post(path, json=body)
+                    assert answer.status_code in {200, 400, 500}, (field, value, answer.text)
 
 
 async def test_infill_answers_when_the_model_can() -> None:

@@ -50,6 +50,49 @@ def test_numbers_are_checked() -> None:
     for field in ("max_tokens", "temperature", "seed", "top_k"):
         assert f"'{field}'" in refusal(read_chat, chat_body(**{field: "x"}), OPTIONS)[1]
     assert "1 <= value <= 2, but got 3" in refusal(read_chat, chat_body(n=3), OPTIONS)[1]
+    assert "'max_tokens': Value must be between -1" in refusal(read_chat, chat_body(max_tokens=1e300), OPTIONS)[1]
+
+
+def test_choices_are_asked_for_by_two_names() -> None:
+    two: list[dict[str, Any]] = [
+        {"n": 2}, {"n": 2.0}, {"n_cmpl": 2.7}, {"n": 1, "n_cmpl": 2}, {"n": 2, "n_cmpl": None},
+    ]  # fmt: skip
+    one: list[dict[str, Any]] = [{}, {"n": None}, {"n": True}, {"n": 2, "n_cmpl": 1}]
+    responses, prompt, infill = {"input": "hi"}, {"prompt": "hi"}, {"input_prefix": "a", "input_suffix": "b"}
+    for read, body in (
+        (read_chat, chat_body()), (read_prompt, prompt), (read_infill, infill), (read_responses, responses)
+    ):  # fmt: skip
+        for asked in two:
+            assert read(body | asked, OPTIONS).choices == 2
+        for asked in one:
+            assert read(body | asked, OPTIONS).choices == 1
+        for wrong in (0, 3, -1, 1e300):
+            words = refusal(read, body | {"n_cmpl": wrong}, OPTIONS)[1]
+            assert words.startswith("Field 'n_cmpl': Value must be between 1 <= value <= 2, but got ")
+        assert "must be number, but is string" in refusal(read, body | {"n": "2"}, OPTIONS)[1]
+    assert read_messages(chat_body(n=2, n_cmpl=2), OPTIONS).choices == 1
+    assert read_messages(chat_body(n="x"), OPTIONS).choices == 1
+
+
+def test_wrong_types_as_the_real_engine_takes_them() -> None:
+    ignored: list[Any] = [5, 1.5, {}, True, [None]]
+    for stop in ignored:
+        assert read_chat(chat_body(stop=stop), OPTIONS).wish.stop == ()
+    assert refusal(read_chat, chat_body(stop=[5]), OPTIONS) == (
+        400, "Field 'stop': [json.exception.type_error.302] type must be string, but is number",
+    )  # fmt: skip
+    assert refusal(read_chat, chat_body(tools=5), OPTIONS) == (
+        500, "Failed to parse tools: Expected 'tools' to be an array, got 5; tools = 5",
+    )  # fmt: skip
+    assert refusal(read_chat, chat_body(tools=[5]), OPTIONS) == (
+        500, "Failed to parse tools: Missing tool type: 5; tools = [\n  5\n]",
+    )  # fmt: skip
+    assert read_messages(chat_body(tools=5), OPTIONS).wish.tool is None
+    assert refusal(read_responses, {"input": "x", "tools": 5}, OPTIONS)[1] == "'tools' must be an array of objects"
+    assert refusal(read_responses, {"input": 5}, OPTIONS)[1] == "'input' must be a string or array of objects"
+    assert refusal(read_responses, {"input": [5]}, OPTIONS)[1] == "Cannot determine type of 'item'"
+    assert refusal(read_chat, {"messages": [5]}, OPTIONS)[0] == 400
+    assert refusal(read_prompt, {"prompt": []}, OPTIONS)[1] == '"prompt" must not be empty'
 
 
 def test_prompts_are_texts_tokens_or_lists_of_them() -> None:

@@ -18,7 +18,6 @@ from tests.wait import until
         (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
         (b"POST / HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 200-maybe\r\nContent-Length: 0\r\n\r\n", 417),
-        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx", 415),
         (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"A: b\r\n" * 100 + b"\r\n", 431),
         (
             b"GET / HTTP/1.1\r\nHost: a\r\n" + b"".join(b"A%d: %b\r\n" % (n, b"x" * 8000) for n in range(5)) + b"\r\n",
@@ -42,6 +41,8 @@ async def test_what_a_proxy_must_not_take_is_refused(rig: Rig, request_bytes: by
     [
         b"GET / HTTP/1.0\r\n\r\n",
         b"GET /api/tags?x=1 HTTP/1.1\r\nHost: a\r\nContent-Encoding: identity\r\nConnection: close\r\n\r\n",
+        # Whether a compressed body can be read is a question of dialects.
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx",
         b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: Chunked\r\nConnection: close\r\n\r\n0\r\n\r\n",
     ],
 )
