@@ -3,10 +3,11 @@
 How values are found (files, environment, flags) is `config_sources`'s business.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
@@ -18,6 +19,13 @@ class Section(BaseModel):
     """A table of the configuration file: unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("state_dir", "admin_socket", "binary", "model", "models_dir", mode="before", check_fields=False)
+    @classmethod
+    def _path_of_something(cls, value: object) -> object:
+        if value == "":  # to pathlib that is the directory slotgate happens to be started in
+            raise ValueError("'' is no path: name one, or leave the option out for its default")
+        return value
 
 
 class ListenAddress(msgspec.Struct, frozen=True):
@@ -61,6 +69,16 @@ def parse_listen(text: str) -> ListenAddress:
 
 def _listen(text: str) -> str:
     parse_listen(text)
+    return text
+
+
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]*,]+)(?::(\d{1,5}))?/?")
+
+
+def _origin(text: str) -> str:
+    found = _ORIGIN.fullmatch(text)
+    if text != "*" and (found is None or int(found[1] or 0) > 65535):
+        raise ValueError(f'{text!r}: write SCHEME://HOST[:PORT] as in https://chat.example, or "*" alone')
     return text
 
 
@@ -176,8 +194,21 @@ class StoreConfig(Section):
     @field_validator("url")
     @classmethod
     def _known_scheme(cls, url: str | None) -> str | None:
-        if url is not None and urlsplit(url).scheme not in {"redis", "rediss", "unix"}:
+        if url is None:
+            return None
+        parts = urlsplit(url)
+        if parts.scheme not in {"redis", "rediss", "unix"}:
             raise ValueError("write redis://HOST:PORT/DB, rediss://HOST:PORT/DB (TLS) or unix:///PATH")
+        databases = parse_qs(parts.query, keep_blank_values=True).get("db", [])
+        if parts.scheme != "unix" and parts.path.strip("/"):
+            databases.append(parts.path.strip("/"))
+        for database in databases:
+            if not database.isascii() or not database.isdigit():
+                raise ValueError("the database is a number: write redis://HOST:PORT/0 or unix:///PATH?db=0")
+        try:
+            _ = parts.port
+        except ValueError:
+            raise ValueError("the port is a number from 0 to 65535: write redis://HOST:PORT/DB") from None
         return url
 
 
@@ -234,7 +265,7 @@ class Config(Section):
     """Sockets, logs, the embedded store. Default: $STATE_DIRECTORY, else $XDG_STATE_HOME/slotgate."""
     admin_socket: Path | None = None
     """Unix socket of the admin API. Default: admin.sock in $RUNTIME_DIRECTORY, else in the state directory."""
-    origins: list[str] = []
+    origins: list[Annotated[str, AfterValidator(_origin)]] = []
     """Web pages that may use the proxy beside local ones, such as https://chat.example; "*" allows all."""
     backends: list[BackendConfig] = []
     """The engines, one [[backends]] each. At least one is needed to serve."""

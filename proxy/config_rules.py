@@ -1,11 +1,12 @@
 """Rules between options of a configuration that is valid option by option. Owns no files and no places in them."""
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
-from proxy.config import BackendConfig
+from proxy.config import BackendConfig, parse_listen
 from proxy.config_tree import KeyPath
-from proxy.endpoint import parse_endpoint
+from proxy.endpoint import Endpoint, parse_endpoint
 
 Finding = tuple[KeyPath, str, str]
 """Path of the option, what is wrong, how to mend it."""
@@ -18,6 +19,46 @@ MANAGED_ONLY: tuple[str, ...] = (
 OLLAMA_ONLY = ("models_dir", "keep_alive", "max_loaded_models", "first_port")
 LLAMA_SERVER_ONLY = ("model", "model_name", "flags")
 
+_ADDRESS = "slotgate reaches its engine at an address of its own, clients use `listen`"
+_KEY = "slotgate gives its engine a random key"
+_ASKED = "slotgate reads it, and has it on already"
+_PLAIN = "slotgate asks its engine without it"
+OWN_FLAGS: Mapping[str, str] = {
+    "--host": _ADDRESS, "--port": _ADDRESS, "--reuse-port": _ADDRESS,
+    "--api-key": _KEY, "--api-key-file": _KEY,
+    "--metrics": _ASKED, "--slots": _ASKED, "--no-slots": _ASKED,
+    "--api-prefix": _PLAIN, "--ssl-key-file": _PLAIN, "--ssl-cert-file": _PLAIN,
+    "-m": "model", "--model": "model", "-mu": "model", "--model-url": "model",
+    "-hf": "model", "-hfr": "model", "--hf-repo": "model", "-dr": "model", "--docker-repo": "model",
+    "-a": "model_name", "--alias": "model_name",
+    "-np": "slots", "--parallel": "slots",
+    "-c": "context_tokens", "--ctx-size": "context_tokens",
+    "-b": "batch_tokens", "--batch-size": "batch_tokens",
+    "-cram": "host_cache_mib", "--cache-ram": "host_cache_mib",
+    "-t": "threads", "--threads": "threads",
+}  # fmt: skip
+"""Flags of llama-server that slotgate sets itself: the option that is for it, or why there is none."""
+OWN_VARIABLES: Mapping[str, str] = {
+    "LLAMA_ARG_HOST": _ADDRESS, "LLAMA_ARG_PORT": _ADDRESS, "LLAMA_ARG_REUSE_PORT": _ADDRESS, "OLLAMA_HOST": _ADDRESS,
+    "LLAMA_API_KEY": _KEY,
+    "LLAMA_ARG_ENDPOINT_METRICS": _ASKED, "LLAMA_ARG_ENDPOINT_SLOTS": _ASKED, "LLAMA_ARG_NO_ENDPOINT_SLOTS": _ASKED,
+    "LLAMA_ARG_API_PREFIX": _PLAIN, "LLAMA_ARG_SSL_KEY_FILE": _PLAIN, "LLAMA_ARG_SSL_CERT_FILE": _PLAIN,
+    "LLAMA_ARG_MODEL": "model", "LLAMA_ARG_MODEL_URL": "model", "LLAMA_ARG_HF_REPO": "model",
+    "LLAMA_ARG_DOCKER_REPO": "model",
+    "LLAMA_ARG_ALIAS": "model_name",
+    "LLAMA_ARG_N_PARALLEL": "slots", "OLLAMA_NUM_PARALLEL": "slots",
+    "LLAMA_ARG_CTX_SIZE": "context_tokens", "OLLAMA_CONTEXT_LENGTH": "context_tokens",
+    "LLAMA_ARG_BATCH": "batch_tokens",
+    "LLAMA_ARG_CACHE_RAM": "host_cache_mib",
+    "LLAMA_ARG_THREADS": "threads",
+    "OLLAMA_MODELS": "models_dir", "OLLAMA_KEEP_ALIVE": "keep_alive", "OLLAMA_MAX_LOADED_MODELS": "max_loaded_models",
+    "CUDA_VISIBLE_DEVICES": "gpus", "CUDA_DEVICE_ORDER": "gpus",
+    "SLOTGATE_BACKEND": "slotgate finds its engines by it",
+}  # fmt: skip
+"""The same for environment variables of llama-server, Ollama and CUDA."""
+_SAME_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})
+
 
 def backend_problems(backends: Iterable[tuple[int, BackendConfig]]) -> Iterator[Finding]:
     """What is wrong with the backends among themselves, and with options that do not fit the kind of a backend.
@@ -28,6 +69,8 @@ def backend_problems(backends: Iterable[tuple[int, BackendConfig]]) -> Iterator[
     places: dict[str, list[int]] = defaultdict(list)
     for index, backend in backends:
         yield from _misplaced(index, backend)
+        yield from _overriding(index, backend)
+        yield from _beyond_slots(index, backend)
         if backend.name is not None:
             names[backend.name].append(index)
         if backend.url is not None:
@@ -58,3 +101,63 @@ def _misplaced(index: int, backend: BackendConfig) -> Iterator[Finding]:
     for key, why in unfit_keys(backend).items():
         if key in backend.model_fields_set:
             yield ("backends", index, key), why, "remove it, or change what this backend is"
+
+
+def _overriding(index: int, backend: BackendConfig) -> Iterator[Finding]:
+    """Flags and variables of a managed engine that would undo what slotgate sets itself."""
+    if backend.url is not None:
+        return
+    for flag in backend.flags:
+        name = re.split(r"[=\s]", flag.strip(), maxsplit=1)[0]
+        if name.startswith("--"):
+            name = name.replace("_", "-")  # as llama-server reads it
+        if name in OWN_FLAGS:
+            yield ("backends", index, "flags"), f"{name} is slotgate's to set", _instead(backend, name, OWN_FLAGS[name])
+    for name in backend.env:
+        if name in OWN_VARIABLES:
+            place: KeyPath = ("backends", index, "env", name)
+            yield place, f"{name} is slotgate's to set", _instead(backend, name, OWN_VARIABLES[name])
+
+
+def _instead(backend: BackendConfig, name: str, own: str) -> str:
+    if own not in BackendConfig.model_fields:
+        return f"leave {name} out: {own}"
+    if own in unfit_keys(backend):
+        return f"leave {name} out: it is not for this engine"
+    more = ", which is for one slot" if own == "context_tokens" else ""
+    return f"leave {name} out and set {own}{more}"
+
+
+def _beyond_slots(index: int, backend: BackendConfig) -> Iterator[Finding]:
+    """For an external engine, where only a given number of slots binds: the default is a guess."""
+    limit = backend.running_limit
+    if backend.url is not None and "slots" in backend.model_fields_set and limit is not None and limit > backend.slots:
+        what = f"{limit} is more than slots = {backend.slots}"
+        yield ("backends", index, "running_limit"), what, "set it to at most slots, or correct slots"
+
+
+def loop_problems(listen: str, backends: Iterable[tuple[int, BackendConfig]]) -> Iterator[Finding]:
+    """Backends that are slotgate itself: each request would come back to it for ever."""
+    try:
+        own = parse_listen(listen)
+    except ValueError:  # told elsewhere
+        return
+    for index, backend in backends:
+        if backend.url is None:
+            continue
+        endpoint = parse_endpoint(backend.url)
+        if own.unix_path is not None:
+            same = endpoint.unix_path == str(own.unix_path)
+        else:
+            same = own.port == endpoint.port != 0 and _same_host(own.host, endpoint)
+        if same:
+            what = f"{endpoint} is where slotgate itself listens (listen = {listen})"
+            yield ("backends", index, "url"), what, "give the engine's address, or set listen to another one"
+
+
+def _same_host(listening: str, endpoint: Endpoint) -> bool:
+    listening, asked = listening.lower(), endpoint.address.lower()
+    local = asked in _SAME_LOOPBACK or asked.startswith("127.") or asked in _EVERY_ADDRESS
+    if listening in _EVERY_ADDRESS:
+        return local
+    return listening == asked or (listening in _SAME_LOOPBACK and asked in _SAME_LOOPBACK | _EVERY_ADDRESS)

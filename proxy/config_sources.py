@@ -19,7 +19,7 @@ import msgspec
 from pydantic import ValidationError
 
 from proxy.config import BackendConfig, Config, Section
-from proxy.config_rules import backend_problems
+from proxy.config_rules import backend_problems, loop_problems
 from proxy.config_tree import KeyPath, dotted, field_at, is_list_of_sections, leaf_field, leaves, section_at
 from proxy.toml_lines import key_lines
 
@@ -164,8 +164,13 @@ def load_config(
         config = Config.model_validate(layers.values)
     except ValidationError as error:
         layers.problems += _explained(error, layers)
-    for place, what, fix in backend_problems(_valid_backends(layers.values.get("backends"))):
+    backends = list(_valid_backends(layers.values.get("backends")))
+    listen = str(layers.values.get("listen", Config.model_fields["listen"].default))
+    for place, what, fix in (*backend_problems(backends), *loop_problems(listen, backends)):
         layers.problems.append(Problem(layers.place(place), dotted(place), what, fix))
+    if config is not None and config.state_dir is not None and (file := _file_in_the_way(config.state_dir)):
+        fix = "name a directory; slotgate makes it where there is none"
+        layers.problems.append(Problem(layers.place(("state_dir",)), "state_dir", f"{file} is not a directory", fix))
     if need_backends and not layers.values.get("backends") and not layers.unread:
         layers.problems.append(Problem("", "", "no backends are configured", NO_BACKENDS))
     if config is None or layers.problems:
@@ -192,6 +197,15 @@ def _reading_order(problem: Problem) -> tuple[str, int]:
     if found:
         return found[1], int(found[2])
     return ("~" if problem.where.startswith(("environment ", "flag ")) else problem.where), 0
+
+
+def _file_in_the_way(directory: Path) -> Path | None:
+    """What keeps a directory from being one: itself, or the first of its parents that exists, is something else."""
+    with contextlib.suppress(OSError):  # not ours to see
+        for path in (directory, *directory.parents):
+            if path.exists():
+                return None if path.is_dir() else path
+    return None
 
 
 def _valid_backends(values: object) -> Iterator[tuple[int, BackendConfig]]:
@@ -274,6 +288,8 @@ def _read_environment(layers: _Layers, environ: Mapping[str, str]) -> None:
         if path is None:
             near = difflib.get_close_matches(name, [*variables, CONFIG_VARIABLE], n=1, cutoff=0.6)
             fix = f"did you mean {near[0]}?" if near else "unset it; the variables are listed in docs/configuration.md"
+            if inside := [known for known in variables if known.startswith(f"{name}__")]:
+                fix = f"it is a table; set its options one by one, such as {', '.join(inside[:3])}"
             if name.startswith("SLOTGATE_BACKENDS__"):
                 fix = "set SLOTGATE_BACKENDS to a JSON list, or to URLs separated by commas"
             layers.problems.append(Problem(f"environment {name}", "", "unknown variable", fix))

@@ -225,6 +225,7 @@ class Member:
             cadence=self._around.cadence,
             clock=self._around.clock,
             known=self._backend,
+            on_hung=self._supervisor.end_hung if self._supervisor else None,
         )
         self._watching = self._tasks.start(self._watcher.run(), f"watcher {self.name}")
 
@@ -244,6 +245,7 @@ class Member:
     def _prepare(self) -> LaunchSpec:
         """Called in a thread before each start."""
         placement, state_dir, config = self._placement, self._around.state_dir, self._placement.config
+        state_dir.make_directories()  # somebody may have removed them since the last start
         assert placement.program is not None  # noqa: S101 - only managed backends come here
         marker, log_path = state_dir.marker(self.name), state_dir.log_path(self.name)
         if placement.program.engine is Engine.OLLAMA:

@@ -57,9 +57,8 @@ class StateDir:
             StateDirError: not writable, or another slotgate has it in use.
         """
         self.path = self.path.absolute()
+        self.make_directories()
         try:
-            for directory in ("logs", "keys", "run", "slots"):
-                (self.path / directory).mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self.path / "backends.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StateDirError(f"cannot use the state directory {self.path}: {error.strerror or error}") from error
@@ -75,6 +74,18 @@ class StateDir:
             self._id = self._read_or_make_id()
         except OSError as error:
             self.close()
+            raise StateDirError(f"cannot use the state directory {self.path}: {error.strerror or error}") from error
+
+    def make_directories(self) -> None:
+        """Make what is missing of the directories; those that are there stay as they are.
+
+        Raises:
+            StateDirError: one cannot be made.
+        """
+        try:
+            for directory in ("logs", "keys", "run", "slots"):
+                (self.path / directory).mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
             raise StateDirError(f"cannot use the state directory {self.path}: {error.strerror or error}") from error
 
     def _read_or_make_id(self) -> str:

@@ -26,6 +26,8 @@ log = structlog.get_logger("slotgate.supervisor")
 
 LOG_BYTES = 8 * 2**20
 """A backend's log is renamed at this size; two such files are kept."""
+_HUNG_GRACE_S = 3.0
+"""From SIGTERM to SIGKILL for an engine that hangs: it has had its time, and a stopped one does not even notice."""
 _LAST_RESORT_S = 10.0
 """After an engine was killed, its keeper has this long to report before it is killed too."""
 
@@ -106,6 +108,7 @@ class Supervisor:
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
         self._asked_to_end = False
+        self._hung = ""
 
     def start(self) -> None:
         """Begin; returns at once, the rest is told to `ProcessObserver`."""
@@ -133,6 +136,14 @@ class Supervisor:
         self._asked_to_end = self._process is not None
         self._wake.set()
         await self._end(grace_s)
+
+    def end_hung(self, reason: str) -> None:
+        """End the engine because it hangs; returns at once. It comes back as one that died, within its budget."""
+        if self.state is not State.READY or self._hung:
+            return
+        self._hung = reason
+        log.error("engine hangs", backend=self.name, reason=reason, pid=self.pid)
+        self._tasks.start(self._end(min(_HUNG_GRACE_S, self._timing.grace_s)), f"end of hung {self.name}")
 
     async def _run(self) -> None:
         while not self._stop.is_set():
@@ -173,7 +184,7 @@ class Supervisor:
 
     async def _live(self) -> str:
         """One life of the process; returns why it ended."""
-        self.state = State.STARTING
+        self.state, self._hung = State.STARTING, ""
         spec, log_start = await asyncio.to_thread(self._ground)
         if self._stop.is_set():
             return "stopped before it was started"
@@ -185,7 +196,7 @@ class Supervisor:
         self._process = None
         if status < 0:  # the keeper was killed: what it kept may still run
             await asyncio.to_thread(orphans.sweep, spec.marker)
-        reason = await asyncio.to_thread(_why, status, spec.log_path, log_start)
+        reason = self._hung or await asyncio.to_thread(_why, status, spec.log_path, log_start)
         log.info("engine ended", backend=self.name, reason=reason, asked=self._stop.is_set() or self._asked_to_end)
         return reason
 

@@ -25,6 +25,9 @@ log = structlog.get_logger("slotgate.watcher")
 
 _DETECT_AGAIN_AFTER = 3
 """Looks missed in a row after which an engine that was detected is detected again: it may be another one now."""
+_HUNG_AFTER = 2
+"""Looks that must fail in a row before an engine counts as hung: one alone fails too where slotgate itself was stopped
+for a while, or its machine was."""
 
 
 class Cadence(msgspec.Struct, frozen=True):
@@ -38,6 +41,8 @@ class Cadence(msgspec.Struct, frozen=True):
     """Least pause, whoever asks."""
     stall_s: float = 60.0
     """An engine that says it works and makes no progress for this long counts as not answering."""
+    hung_after_s: float = 30.0
+    """A managed engine without a good answer for this long hangs: its process is ended and started again."""
     timeout_s: float = 5.0
     """Longest wait for an answer of llama-server."""
     slow_timeout_s: float = 15.0
@@ -67,8 +72,13 @@ class Watcher:
         cadence: Cadence,
         clock: Callable[[], float] = time.monotonic,
         known: Backend | None = None,
+        on_hung: Callable[[str], None] | None = None,
     ) -> None:
-        """`open_probe` finds out which engine it is, if need be; `known` is what the scheduler was told already."""
+        """`open_probe` finds out which engine it is, if need be; `known` is what the scheduler was told already.
+
+        `on_hung` is called in the event loop, with the reason, after each look that finds the engine hung. None: nobody
+        could do anything about it.
+        """
         self._subject = subject
         self._open_probe = open_probe
         self._listener = emit
@@ -80,7 +90,11 @@ class Watcher:
         self._looked_at_s = -math.inf
         self._described_at_s = -math.inf
         self._progress: tuple[str, float] = ("", -math.inf)
+        self._still_s = 0.0
+        """For how long it stood still at the last look; 0 where that look got no answer."""
+        self._on_hung = on_hung
         self._missed = 0
+        self._good_at_s = clock()
         self._started = ""
         self._identity = ""
         self.epoch = subject.epoch
@@ -146,6 +160,8 @@ class Watcher:
             self._tell(look, asked_at_s)
         except ProbeError as error:
             await self._miss(str(error))
+            if error.loading:  # it is not ready, but says so
+                self._good_at_s = self._clock()
         except Exception as error:  # an odd answer must not end the watching for good
             log.error("look failed", backend=self._subject.name, exc_info=error)
             await self._miss(f"its answers make no sense: {error!r}")
@@ -153,6 +169,18 @@ class Watcher:
             await self._describe_again(self._probe)
         finally:
             self._looked_at_s = self._clock()
+        self._judge()
+
+    def _judge(self) -> None:
+        """Whether it hangs: a process that neither works nor ends."""
+        without_s = self._clock() - self._good_at_s
+        if self._on_hung is None or self._missed < _HUNG_AFTER or without_s < self._cadence.hung_after_s:
+            return
+        reason = f"no progress for {self._still_s:.0f} s" if self._still_s else f"no answer for {without_s:.0f} s"
+        try:
+            self._on_hung(reason)
+        except Exception as error:
+            log.error("hanging not told", backend=self._subject.name, exc_info=error)
 
     async def _describe(self, probe: Probe, *, restarted: bool = False) -> None:
         description = await probe.describe()
@@ -201,7 +229,7 @@ class Watcher:
         self._missed += 1
         if self.last_error != reason:
             log.warning("backend does not answer", backend=self._subject.name, reason=reason)
-        self.last_error, self.answered = reason, False
+        self.last_error, self.answered, self._still_s = reason, False, 0.0
         if self.backend is not None:
             self._emit(BackendSignalled(self._subject.name, Signal.MISSED))
         if self._missed % _DETECT_AGAIN_AFTER == 0 and self._subject.config.url is not None:
@@ -224,6 +252,7 @@ class Watcher:
             self._emit(BackendReported(report))
         still_s = self._standing_still_s(look)
         if still_s >= self._cadence.stall_s:
+            self._missed, self._still_s = self._missed + 1, still_s
             self.last_error, self.answered = f"says that it works but made no progress for {still_s:.0f} s", False
             log.warning("engine stands still", backend=name, for_s=round(still_s))
             self._emit(BackendSignalled(name, Signal.MISSED))
@@ -231,6 +260,7 @@ class Watcher:
         if not self.answered:
             log.info("backend answers", backend=name)
         self._missed, self.last_error, self.answered = 0, "", True
+        self._good_at_s = self._clock()
         self._emit(BackendSignalled(name, Signal.ANSWERED))
 
     def _standing_still_s(self, look: Look) -> float:

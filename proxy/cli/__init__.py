@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from proxy import __version__
-from proxy.cli import config, demo, drain, models, ps, restart, serve, status, version
+from proxy.cli import config, demo, drain, models, output, ps, restart, serve, status, version
 
 app = typer.Typer(
     name="slotgate",
@@ -49,4 +49,5 @@ app.command("version")(version.version)
 
 def main() -> None:
     """The console script."""
-    app(prog_name="slotgate")
+    with output.checked():
+        app(prog_name="slotgate")

@@ -21,7 +21,7 @@ def serve(
     store: Annotated[
         str | None, typer.Option(metavar="URL", help="redis://, rediss:// or unix://. Default: an embedded Valkey.")
     ] = None,
-    state_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Sockets, logs, the embedded store.")] = None,
+    state_dir: Annotated[str | None, typer.Option(metavar="DIR", help="Sockets, logs, the embedded store.")] = None,
     log_level: Annotated[
         str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error. Default: info.")
     ] = None,

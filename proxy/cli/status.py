@@ -22,7 +22,7 @@ def status(
 ) -> None:
     """Show the proxy, its store and every backend.
 
-    Exit status 1 if a backend or the store is down.
+    Exit status 1 if a backend or the store is down, or a backend has not answered yet and something is wrong.
     """
     with asking(socket) as proxy:
         answer = proxy.status()
@@ -30,8 +30,18 @@ def status(
         print_json(answer)
     else:
         print(status_text(answer) + (engines_text(answer) if verbose else ""), end="")
-    if not answer.store.up or any(backend.health == "down" for backend in answer.backends):
+    if not answer.store.up or any(map(_is_out, answer.backends)):
         raise typer.Exit(1)
+
+
+def _is_out(backend: "BackendStatus") -> bool:
+    """It serves nothing, and not only because it is just being started."""
+    return backend.health == "down" or _never_answered(backend)
+
+
+def _never_answered(backend: "BackendStatus") -> bool:
+    """It was never reached, or its last life failed and this one has not answered yet."""
+    return backend.health == "starting" and (backend.state == "not-answering" or bool(backend.last_error))
 
 
 def status_text(answer: "StatusAnswer") -> str:
@@ -78,6 +88,12 @@ def _plain(value: Any) -> str:
     return "-" if value is None or value == "" else str(value)
 
 
+def _health(backend: "BackendStatus") -> str:
+    if backend.draining and backend.health == "ready":
+        return "draining"
+    return "not-answering" if backend.health == "starting" and backend.state == "not-answering" else backend.health
+
+
 def _row(backend: "BackendStatus") -> tuple[str, ...]:
     taken = f"{backend.running}/{backend.running_limit}"
     if backend.elsewhere:
@@ -89,7 +105,7 @@ def _row(backend: "BackendStatus") -> tuple[str, ...]:
     return (
         backend.name,
         backend.engine if backend.managed else f"{backend.engine} (external)",
-        "draining" if backend.draining and backend.health == "ready" else backend.health,
+        _health(backend),
         gpu_text(backend.gpu),
         taken,
         str(backend.slots),

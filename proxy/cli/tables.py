@@ -38,8 +38,10 @@ def until(expires_unix_s: float | None, now_unix_s: float) -> str:
 
 
 def ago(then_unix_s: float | None, now_unix_s: float) -> str:
-    """A past moment in Ollama's words."""
-    return "-" if then_unix_s is None else f"{_about(max(0.0, now_unix_s - then_unix_s))} ago"
+    """A past moment in Ollama's words. Engines that do not know it tell None, or the start of some time."""
+    if then_unix_s is None or then_unix_s <= 0:
+        return "-"
+    return f"{_about(max(0.0, now_unix_s - then_unix_s))} ago"
 
 
 def _about(seconds: float) -> str:

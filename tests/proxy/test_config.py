@@ -55,7 +55,7 @@ def test_gpu_indexes_may_be_numbers() -> None:
 def test_running_limit_is_bounded_by_slots_where_slots_are_ours_to_set() -> None:
     with pytest.raises(ValidationError, match="3 is more than slots = 2"):
         BackendConfig(slots=2, running_limit=3)
-    # An external engine tells its own slots; the number in the file is a guess.
+    # An external engine tells its own slots; the rule for a number that was given is in `config_rules`.
     assert BackendConfig(url="http://a:1", slots=2, running_limit=3).running_limit == 3
 
 
@@ -71,6 +71,48 @@ def test_store_urls() -> None:
         assert StoreConfig(url=url).url == url
     with pytest.raises(ValidationError, match="redis://HOST"):
         StoreConfig(url="http://h")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://h/zero", "redis://h:1/0/1", "redis://h:1?db=x", "unix:///s?db=", "redis://h:99999/0", "redis://h:x"],
+)
+def test_store_urls_whose_numbers_are_none(url: str) -> None:
+    with pytest.raises(ValidationError, match=r"is a number.*: write redis://HOST:PORT"):
+        StoreConfig(url=url)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["*", "https://chat.example", "http://10.0.0.1:8080", "http://[::1]:3000", "app://x", "https://Chat.example:1/"],
+)
+def test_origins(origin: str) -> None:
+    assert Config(origins=[origin]).origins == [origin]
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "",
+        "chat.example",
+        "null",
+        "https://",
+        "https://a/b",
+        "https://*.a",
+        "https://a:b",
+        "https://a:70000",
+        "https://a b",
+    ],
+)
+def test_origins_that_are_none(origin: str) -> None:
+    with pytest.raises(ValidationError, match="SCHEME://HOST"):
+        Config(origins=["https://chat.example", origin])
+
+
+def test_no_path_is_empty() -> None:
+    for model, name in ((Config, "state_dir"), (Config, "admin_socket"), (BackendConfig, "model")):
+        with pytest.raises(ValidationError, match="'' is no path"):
+            model.model_validate({name: ""})
 
 
 @pytest.mark.parametrize(

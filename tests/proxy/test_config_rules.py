@@ -10,7 +10,10 @@ from proxy.config_rules import (
     LLAMA_SERVER_ONLY,
     MANAGED_ONLY,
     OLLAMA_ONLY,
+    OWN_FLAGS,
+    OWN_VARIABLES,
     backend_problems,
+    loop_problems,
     unfit_keys,
 )
 
@@ -57,6 +60,89 @@ def test_options_of_another_kind_of_backend(backend: dict[str, Any], where: str)
     assert [found for found, _ in problems(backend)] == [where]
 
 
+@pytest.mark.parametrize(
+    ("flags", "named", "fix"),
+    [
+        (["--host", "0.0.0.0"], "--host", "clients use `listen`"),
+        (["--port=1"], "--port", "clients use `listen`"),
+        (["--api-key-file", "/k"], "--api-key-file", "a random key"),
+        (["-m", "/other"], "-m", "set model"),
+        (["--alias", "x"], "--alias", "set model_name"),
+        (["-fa", "on", "-np", "2"], "-np", "set slots"),
+        (["--parallel=2"], "--parallel", "set slots"),
+        (["-c 8192"], "-c", "set context_tokens, which is for one slot"),
+        (["--ctx_size", "8192"], "--ctx-size", "set context_tokens"),
+        (["--no-slots"], "--no-slots", "slotgate reads it"),
+        (["--metrics"], "--metrics", "slotgate reads it"),
+    ],
+)
+def test_flags_that_are_not_the_users_to_set(flags: list[str], named: str, fix: str) -> None:
+    backend = BackendConfig.model_validate({"model": "/m.gguf", "flags": flags})
+    [(path, what, advice)] = backend_problems([(0, backend)])
+    assert (path, what) == (("backends", 0, "flags"), f"{named} is slotgate's to set")
+    assert advice.startswith(f"leave {named} out")
+    assert fix in advice
+
+
+@pytest.mark.parametrize(
+    ("backend", "variable", "fix"),
+    [
+        ({"model": "/m"}, "LLAMA_ARG_HOST", "clients use `listen`"),
+        ({"model": "/m"}, "LLAMA_ARG_N_PARALLEL", "set slots"),
+        ({"model": "/m"}, "CUDA_VISIBLE_DEVICES", "set gpus"),
+        ({"engine": "ollama"}, "OLLAMA_HOST", "clients use `listen`"),
+        ({"engine": "ollama"}, "OLLAMA_KEEP_ALIVE", "set keep_alive"),
+        ({"engine": "ollama"}, "LLAMA_ARG_MODEL", "it is not for this engine"),
+    ],
+)
+def test_variables_that_are_not_the_users_to_set(backend: dict[str, Any], variable: str, fix: str) -> None:
+    model = BackendConfig.model_validate(backend | {"env": {variable: "x", "HF_TOKEN": "y"}})
+    [(path, what, advice)] = backend_problems([(0, model)])
+    assert (path, what) == (("backends", 0, "env", variable), f"{variable} is slotgate's to set")
+    assert fix in advice
+
+
+def test_other_flags_and_variables_are_the_users() -> None:
+    flags = ["-fa", "on", "--chat-template", "{{ '-m' }}", "-ngl", "20", "--hf-token=x", "-ub", "128"]
+    assert not problems({"model": "/m", "flags": flags, "env": {"LLAMA_ARG_FLASH_ATTN": "1", "OLLAMA_DEBUG": "1"}})
+
+
+def test_a_given_number_of_slots_bounds_the_running_limit_of_an_external_engine() -> None:
+    assert problems({"url": "http://a:1", "slots": 2, "running_limit": 3}) == [
+        ("backends.0.running_limit", "3 is more than slots = 2")
+    ]
+    assert not problems({"url": "http://a:1", "running_limit": 8})  # it tells its slots itself
+
+
+@pytest.mark.parametrize(
+    ("listen", "url", "loops"),
+    [
+        ("127.0.0.1:11434", "http://127.0.0.1:11434", True),
+        ("127.0.0.1:11434", "http://LOCALHOST:11434/v1", True),
+        ("localhost:11434", "http://[::1]:11434", True),
+        (":11434", "http://127.0.0.2:11434", True),
+        ("0.0.0.0:11434", "http://localhost:11434", True),
+        ("[::]:11434", "http://[::1]:11434", True),
+        ("Box:80", "http://box", True),
+        ("unix:/run/a.sock", "unix:///run/a.sock", True),
+        ("127.0.0.1:11434", "http://127.0.0.1:11435", False),
+        ("127.0.0.1:11434", "http://127.0.0.2:11434", False),
+        ("127.0.0.1:11434", "http://box:11434", False),
+        (":11434", "http://box:11434", False),
+        ("unix:/run/a.sock", "unix:/run/b.sock", False),
+        ("127.0.0.1:11434", "unix:/run/b.sock", False),
+        ("unix:/run/a.sock", "http://a", False),
+        ("nowhere", "http://127.0.0.1:11434", False),
+    ],
+)
+def test_slotgate_is_not_its_own_backend(listen: str, url: str, loops: bool) -> None:
+    found = list(loop_problems(listen, [(0, BackendConfig(model=None, engine="ollama")), (1, BackendConfig(url=url))]))
+    assert [path for path, _, _ in found] == ([("backends", 1, "url")] if loops else [])
+    assert all(f"listen = {listen}" in what for _, what, _ in found)
+
+
 def test_the_lists_name_real_options() -> None:
     assert {*EXTERNAL_ONLY, *MANAGED_ONLY, *OLLAMA_ONLY, *LLAMA_SERVER_ONLY} <= set(BackendConfig.model_fields)
+    words = {own for own in (*OWN_FLAGS.values(), *OWN_VARIABLES.values()) if " " not in own}
+    assert words <= set(BackendConfig.model_fields)
     assert "slots" not in unfit_keys(BackendConfig(url="http://a:1"))

@@ -163,6 +163,34 @@ def test_unknown_variables_name_the_nearest(load: Load) -> None:
     }
 
 
+def test_a_variable_for_a_whole_table_names_those_for_its_options(load: Load) -> None:
+    [problem] = problems(load, ONE, environ={"SLOTGATE_LOG": "debug"})
+    assert problem.what == "unknown variable"
+    names = "SLOTGATE_LOG__LEVEL, SLOTGATE_LOG__FORMAT, SLOTGATE_LOG__REQUESTS"
+    assert problem.fix == f"it is a table; set its options one by one, such as {names}"
+    [problem] = problems(load, ONE, environ={"SLOTGATE_LIMITS": "5"})
+    assert "SLOTGATE_LIMITS__MAX_WAITING" in problem.fix
+
+
+def test_a_state_directory_that_is_a_file(load: Load, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for named in (file, file / "below"):
+        [problem] = problems(load, {**ONE, "state_dir": str(named)})
+        assert (problem.where, problem.key) == ("flag --state-dir", "state_dir")
+        assert problem.what == f"{file} is not a directory"
+        assert problem.fix == "name a directory; slotgate makes it where there is none"
+    assert load({**ONE, "state_dir": str(tmp_path / "new" / "one")}).config.state_dir == tmp_path / "new" / "one"
+
+
+def test_a_backend_that_is_the_proxy_itself(load: Load) -> None:
+    own = {"backends": [{"url": "http://localhost:11434"}]}
+    [problem] = problems(load, own)
+    assert problem.key == "backends[0].url"
+    assert problem.what == "http://localhost:11434 is where slotgate itself listens (listen = 127.0.0.1:11434)"
+    load({**own, "listen": "127.0.0.1:11435"})
+
+
 def test_all_problems_of_all_layers_at_once(load: Load, etc: Path) -> None:
     (etc / "config.toml").write_text(
         '[limits]\nmax_waiting = "many"\n[[backends]]\nurl = "https://a"\n[[backends]]\nmodel = "/m"\napi_key = "k"\n'

@@ -22,7 +22,7 @@ def loaded() -> LoadedConfig:
         {
             "model": "/m.gguf",
             "env": {"HF_TOKEN": "tok-1", "OMP_NUM_THREADS": "2"},
-            "flags": ["--api-key", "flag-1", "--api-key=flag-2", "--api-key-file", "/keys", "-fa"],
+            "flags": ["--hf-token", "flag-1", "--hf-token=flag-2", "--auth-key-file", "/keys", "-fa"],
             "restart": {"budget": 3},
         },
         {"engine": "ollama", "keep_alive": "1h"},

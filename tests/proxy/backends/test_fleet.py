@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from proxy.backends import orphans
 from proxy.backends.fleet import Fleet
@@ -30,6 +32,7 @@ from tests.real_engine import embedded_config
 from tests.wait import until, until_sync
 
 CADENCE = Cadence(busy_s=0.05, idle_s=0.05, spacing_s=0.05, describe_s=0.2)
+TIMING = Timing(grace_s=5, ask_every_s=0.02)
 QUICK = RestartConfig(backoff_s=0.01, backoff_max_s=0.05, budget=5)
 
 
@@ -42,13 +45,15 @@ class Scene:
         self.flushed: list[str] = []
         self.fleets: list[Fleet] = []
 
-    async def start(self, *configs: BackendConfig, **extra: Any) -> Fleet:
+    async def start(
+        self, *configs: BackendConfig, cadence: Cadence = CADENCE, timing: Timing = TIMING, **extra: Any
+    ) -> Fleet:
         fleet = Fleet(
             configs,
             state_dir=self.directory / "state",
             emit=self.events.append,
-            cadence=CADENCE,
-            timing=Timing(grace_s=5, ask_every_s=0.02),
+            cadence=cadence,
+            timing=timing,
             **extra,
         )
         fleet.on_endpoint_changed = self.flushed.append
@@ -199,6 +204,39 @@ async def test_kill_9_of_ollama_ends_its_child_and_starts_it_again(scene: Scene)
     again = [e.backend for e in scene.events if isinstance(e, BackendChanged) and e.backend.epoch > first.epoch]
     assert again[0].models == {"smol:latest"}  # its models did not go with its process
     await until(ready(fleet), "it is ready again")
+
+
+async def test_an_engine_that_hangs_is_started_again(scene: Scene) -> None:
+    """A stopped process neither answers nor ends, and takes no notice of SIGTERM."""
+    quick = Cadence(busy_s=0.05, idle_s=0.05, spacing_s=0.05, slow_timeout_s=0.1, hung_after_s=0.3)
+    fleet = await scene.start(scene.ollama(), cadence=quick, timing=Timing(grace_s=0.1, ask_every_s=0.02))
+    await until(ready(fleet), "it is ready")
+    first, child = status(fleet, "ollama"), int((scene.directory / "child").read_text())
+    assert first.pid is not None
+    with capture_logs() as lines:
+        os.kill(first.pid, signal.SIGSTOP)
+        await until(lambda: status(fleet, "ollama").epoch > first.epoch, "it is started again")
+    assert orphans.start_ticks(first.pid) is None
+    assert orphans.start_ticks(child) is None
+    await until(ready(fleet), "it is ready again")
+    again = status(fleet, "ollama")
+    assert (again.restarts, again.last_error[:14]) == (1, "no answer for ")
+    [line] = [line for line in lines if line["event"] == "engine hangs"]
+    assert (line["backend"], line["reason"], line["pid"]) == ("ollama", again.last_error, first.pid)
+
+
+@pytest.mark.real
+async def test_directories_that_were_removed_are_back_with_the_next_start(scene: Scene) -> None:
+    fleet = await scene.start(embedded_config(name="real", slots=2, restart=QUICK))
+    await until(ready(fleet), "it is ready", timeout_s=60)
+    first = status(fleet, "real")
+    for name in ("run", "keys", "logs", "slots"):
+        shutil.rmtree(scene.directory / "state" / name)
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGKILL)
+    await until(lambda: status(fleet, "real").epoch > first.epoch, "it is started again")
+    await until(ready(fleet), "it is ready again", timeout_s=60)
+    assert status(fleet, "real").restarts == 1
 
 
 @pytest.mark.parametrize("kind", ["llama-server", "ollama"])

@@ -91,11 +91,12 @@ async def test_requests_wait_for_a_managed_engine_from_the_first_moment(scene: S
 
 async def test_what_cannot_even_be_prepared_is_shown_and_comes_back(scene: Scene) -> None:
     (scene.state_dir.path / "keys").rmdir()
+    (scene.state_dir.path / "keys").write_text("in the way")
     member = scene.managed()
     await until(lambda: member.status().state == "backoff", "it waits")
     assert scene.signals() == [Signal.STARTED, Signal.EXITED]
-    assert "one.key.new: No such file or directory" in member.status().last_error
-    (scene.state_dir.path / "keys").mkdir()
+    assert f"cannot use the state directory {scene.state_dir.path}: File exists" in member.status().last_error
+    (scene.state_dir.path / "keys").unlink()
     await member.restart(0)
     await until(lambda: "exited with status 127" in member.status().last_error, "it was started")
     assert scene.signals() == [Signal.STARTED, Signal.EXITED, Signal.STARTED, Signal.EXITED]

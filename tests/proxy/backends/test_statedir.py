@@ -43,6 +43,14 @@ def test_an_unusable_directory_is_named(tmp_path: Path) -> None:
         StateDir(tmp_path / "file").open()
 
 
+def test_directories_that_were_removed_are_made_again(state: StateDir) -> None:
+    (state.path / "keys").rmdir()
+    (state.path / "run" / "x.pid").write_text("kept")
+    state.make_directories()
+    assert stat.S_IMODE((state.path / "keys").stat().st_mode) == 0o700
+    assert (state.path / "run" / "x.pid").read_text() == "kept"
+
+
 def test_keys_are_new_each_time_and_private(state: StateDir) -> None:
     path, key = state.write_key("one")
     assert path.read_text() == f"{key}\n"

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -36,9 +36,15 @@ class Scripted:
         """What describing it, and closing its connections, fails with."""
         self.looks = self.descriptions = self.closed = 0
 
+        self.loading = False
+        self.fail_once: str | None = None
+        self.asked = 0
+
     def _check(self) -> None:
-        if self.problem:
-            raise ProbeError(self.problem)
+        self.asked += 1
+        problem, self.fail_once = self.problem or self.fail_once, None
+        if problem:
+            raise ProbeError(problem, loading=self.loading)
 
     async def ready(self) -> bool:
         return True
@@ -101,11 +107,18 @@ class Scene:
         return self.probe
 
     def start(
-        self, *, url: str | None = "http://box:1", epoch: int = 0, cadence: Cadence | None = None, clock: Any = None
+        self,
+        *,
+        url: str | None = "http://box:1",
+        epoch: int = 0,
+        cadence: Cadence | None = None,
+        clock: Any = None,
+        on_hung: Callable[[str], None] | None = None,
     ) -> Watcher:
         config = BackendConfig.model_validate({"url": url} if url else {"model": "/m/a.gguf"})
         quick = Cadence(busy_s=0.01, idle_s=0.01, spacing_s=0.01, describe_s=0.01)
         extra = {"clock": clock} if clock else {}
+        extra["on_hung"] = on_hung
         self.watcher = Watcher(Subject("one", config, epoch), self.open, self.told, cadence=cadence or quick, **extra)
         self.tasks.start(self.watcher.run(), "watcher")
         return self.watcher

@@ -45,6 +45,17 @@ def test_exit_status_tells_of_problems(slotgate: Slotgate, stand_in: AdminStandI
     assert result.exit_code == 1
     assert "gpu-0: out of memory" in result.stdout
     assert slotgate("status", "--json").exit_code == 1
+    backend = stand_in.status.backends[0]
+    backend.health, backend.state, backend.last_error = "starting", "starting", None
+    assert slotgate("status").exit_code == 0  # it may load its model
+    backend.last_error = "exited with status 1"
+    assert slotgate("status").exit_code == 1  # and the next try has not answered yet
+    backend.state, backend.last_error = "not-answering", "cannot connect to http://a:1"
+    result = slotgate("status")
+    assert result.exit_code == 1
+    assert "gpu-0: cannot connect to http://a:1\n" in result.stdout
+    assert "   not-answering   " in result.stdout
+    backend.last_error = None
     stand_in.status.backends[0].health = "draining"
     assert slotgate("status").exit_code == 0
     stand_in.status.store.up = False

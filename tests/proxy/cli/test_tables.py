@@ -46,7 +46,9 @@ def test_expiry(left_s: float, text: str) -> None:
 def test_no_expiry_and_past() -> None:
     assert until(None, 0.0) == "Forever"
     assert ago(None, 0.0) == "-"
-    assert ago(0.0, 7200.0) == "2 hours ago"
+    assert ago(0.0, 1e9) == "-"  # the start of Unix time, and Go's zero time: not known
+    assert ago(-62135596800.0, 1e9) == "-"
+    assert ago(1000.0, 8200.0) == "2 hours ago"
     assert ago(10.0, 0.0) == "Less than a second ago"  # clocks of two machines differ
 
 
