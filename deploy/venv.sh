@@ -78,3 +78,4 @@ for file in "$@"; do
     esac
 done
 install "slotgate (editable)" --no-deps -e .
+rm -f "$log"

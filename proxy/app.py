@@ -118,7 +118,7 @@ class App:
 
     async def _build_unless_stopped(self, stack: contextlib.AsyncExitStack) -> bool:
         """Start everything; False: a signal came before that was done."""
-        building = self._tasks.start(self._build(stack), "start")
+        building = asyncio.ensure_future(self._build(stack))  # awaited here: what it raises is the caller's to tell
         stopped = self._tasks.start(self._stop.wait(), "stopped while starting")
         await asyncio.wait({building, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
@@ -264,8 +264,9 @@ class App:
             log.exception("configuration not reloaded")
         else:
             fixed = {"limits": config.limits, "origins": config.origins}
-            if config.model_copy(update=fixed) != self._config.model_copy(update=fixed):
-                log.warning("some changes of the configuration need a restart", live=sorted(fixed))
+            others = sorted(type(config).model_fields.keys() - fixed.keys())
+            if later := [name for name in others if getattr(config, name) != getattr(self._config, name)]:
+                log.warning("changes that need a restart", options=later)
             self._config = self._config.model_copy(update=fixed)
             self._inference.limits = self._server.limits = config.limits
             self._limit_clients(config.limits)

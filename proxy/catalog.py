@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import structlog
 
-from proxy import __version__, dialects
+from proxy import dialects
 from proxy.backends.control import Control, ProbeError
 from proxy.backends.fleet import Fleet
 from proxy.dialects import ClientError, Route, listing
@@ -27,6 +27,8 @@ Reply = tuple[int, Headers, bytes]
 JSON = ("Content-Type", "application/json; charset=utf-8")
 PLAIN_JSON = ("Content-Type", "application/json")
 TEXT = ("Content-Type", "text/plain; charset=utf-8")
+OLLAMA_API_VERSION = "0.33.0"
+"""The Ollama whose API slotgate speaks: shown where no backend is one; clients refuse older ones."""
 SHOW_TIMEOUT_S = 30.0
 """An Ollama reads the model's file for /api/show; disks can be slow."""
 
@@ -111,9 +113,9 @@ class Catalog:
         return fallback
 
     def _version(self) -> str:
-        """The lowest of the Ollamas' versions, so that clients rely on nothing that one of them lacks; else ours."""
+        """The lowest of the Ollamas' versions, so that clients rely on nothing that one of them lacks."""
         versions = [facts.version for _, facts in self._facts() if facts.engine is Engine.OLLAMA and facts.version]
-        return min(versions, key=_version_key) if versions else __version__
+        return min(versions, key=_version_key) if versions else OLLAMA_API_VERSION
 
     def _llama_servers(self) -> list[EngineFacts]:
         engines = [facts for _, facts in self._facts() if facts.engine is Engine.LLAMA_SERVER]

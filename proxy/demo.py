@@ -64,6 +64,8 @@ class Chat(msgspec.Struct):
 def run(*, once: bool, listen: str, backends: int, requests: int) -> int:
     """Run the demo; returns the exit status: 0 when every chat was answered."""
     console = Console(stderr=False, highlight=False)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal cleans up too
+        signal.signal(number, _interrupt)
     try:
         with _state_dir() as state_dir:
             _check(listen, state_dir)
@@ -92,6 +94,10 @@ def _run(
             _print_invitation(console, address, state_dir)
             process.wait()
         return 1 if failed else 0
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

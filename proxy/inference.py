@@ -44,8 +44,11 @@ class Heartbeats:
     Until then a clean error status is possible. Heartbeats settle the status and commit to no backend.
     """
 
-    def __init__(self, call: Call, client: Client, limits: LimitsConfig, headers: Headers) -> None:
+    def __init__(
+        self, call: Call, client: Client, limits: LimitsConfig, headers: Headers, record: RequestRecord
+    ) -> None:
         self._call = call
+        self._record = record
         self._client = client
         self._every_s = limits.heartbeat_every_s
         self._headers = headers
@@ -58,6 +61,7 @@ class Heartbeats:
             return
         headers, data = beat
         self._client.heartbeat(data, 200, headers + self._headers)
+        self._record.status = 200
         self._timer = self._loop.call_later(self._every_s, self._beat)
 
     def stop(self) -> None:
@@ -116,10 +120,11 @@ class Inference:
         )
         record.waits(self._clock())
         ticketed = self._dispatcher.submit(request)
-        heartbeats = Heartbeats(call, client, self.limits, headers)
+        heartbeats = Heartbeats(call, client, self.limits, headers, record)
         try:
             await self._attempts(call, client, record, ticketed, heartbeats, headers)
         except Refused as refused:
+            record.waited(self._clock())
             record.outcome = Outcome.FAILED if record.attempts else Outcome.REJECTED
             record.detail = f"{refused.rejection}: {refused.detail}"
             status, kind, message = dialects.rejection_error(call, refused.rejection, refused.detail)
@@ -190,6 +195,7 @@ class Inference:
             beats.stop()
             record.first_byte_s = self._clock()
             record.phase = Phase.DATA
+            record.status = record.status or 200  # a refusal's status is known with the end of its body
             answer_headers.extend(explain(record, assignment.decision))
             ticketed.started()
 
@@ -284,7 +290,7 @@ class Inference:
         headers: Headers,
         retry_after_s: float | None = None,
     ) -> None:
-        record.status = error.status
+        record.status = record.status or error.status
         if client.head_sent:
             client.cut(dialects.error_frame(call, error.message))
             return
@@ -313,8 +319,7 @@ def decision_text(decision: Decision) -> str:
     For example `gpu1=20.0ms(active=20.0), gpu0=40.0ms(active=40.0); gpu2:no-room`.
     """
     ranking = ", ".join(
-        f"{candidate.backend_id}={candidate.cost_ms:.1f}ms"
-        f"({','.join([f'{name}={value:.1f}' for name, value in candidate.terms_ms.items() if value])})"
+        f"{candidate.backend_id}={candidate.cost_ms:.1f}ms{_terms(candidate.terms_ms)}"
         for candidate in decision.ranking[:SHOWN]
     )
     if len(decision.ranking) > SHOWN:
@@ -324,6 +329,11 @@ def decision_text(decision: Decision) -> str:
     rejected = [f"{name}:{why.value}" for name, why in decision.rejections.items()]
     more = f", {len(rejected) - SHOWN} more" if len(rejected) > SHOWN else ""
     return f"{ranking}; {', '.join(rejected[:SHOWN])}{more}"
+
+
+def _terms(terms_ms: dict[str, float]) -> str:
+    told = [f"{name}={value:.1f}" for name, value in terms_ms.items() if value]
+    return f"({','.join(told)})" if told else ""
 
 
 def refusal_text(body: bytes) -> str:

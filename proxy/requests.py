@@ -54,11 +54,15 @@ class RequestRecord:
         self.phase = Phase.QUEUE
         self.waiting_since_s = now_s
 
+    def waited(self, now_s: float) -> None:
+        """It waits no longer."""
+        self.queued_s = (self.queued_s or 0.0) + now_s - self.waiting_since_s
+
     def placed(self, backend: str, now_s: float) -> None:
         """It has a slot."""
         self.backend = backend
         self.attempts += 1
-        self.queued_s = (self.queued_s or 0.0) + now_s - self.waiting_since_s
+        self.waited(now_s)
         self.phase = Phase.HEAD
 
 

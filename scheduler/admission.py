@@ -31,7 +31,9 @@ def lasting_detail(reason: Rejection, request: Request, views: Iterable[BackendV
     model = short(request.model) if request.model else "any model"
     if reason is Rejection.UNKNOWN_MODEL:
         known = sorted({short(name) for view in views for name in view.backend.models})
-        return f"no backend has the model {model!r}; there are: {', '.join(known) or 'none'}"
+        silent = sorted(view.backend.id for view in views if not view.backend.models)
+        unasked = f"; could not be asked: {', '.join(silent)}" if silent else ""
+        return f"no backend has the model {model!r}; there are: {', '.join(known) or 'none'}{unasked}"
     if reason is Rejection.UNSUPPORTED:
         having = [view.backend.id for view in views if request.model is None or request.model in view.backend.models]
         return (
@@ -41,6 +43,12 @@ def lasting_detail(reason: Rejection, request: Request, views: Iterable[BackendV
         most = max((view.backend.running_limit for view in views), default=0)
         return f"the request needs {request.seats} slots at once, the largest running limit is {most}; send it in parts"
     return "no backend is configured"
+
+
+def down_reason(decision: Decision | None) -> Rejection:
+    """Why nothing took a request in time: what all backends that could have it have in common, else DOWN."""
+    reasons = {reason for reason in decision.rejections.values() if reason in PASSING} if decision else set()
+    return next(iter(reasons)) if reasons in ({Rejection.DRAINING}, {Rejection.STARTING}) else Rejection.DOWN
 
 
 def down_detail(request: Request, views: Iterable[BackendView]) -> str:

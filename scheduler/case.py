@@ -18,3 +18,5 @@ class Case(msgspec.Struct, frozen=True):
     now_s: float
     tried: frozenset[str] = frozenset()
     """Backends that already failed this request."""
+    alive: bool = False
+    """Some backend is up: one that never told its models need not be waited for."""

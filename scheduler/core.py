@@ -37,7 +37,7 @@ from math import inf
 from typing import Any
 
 from scheduler import events
-from scheduler.admission import down_detail, lasting_detail, lasting_reason, may_wait, retry_after_s
+from scheduler.admission import down_detail, down_reason, lasting_detail, lasting_reason, may_wait, retry_after_s
 from scheduler.case import Case
 from scheduler.deadlines import Deadlines
 from scheduler.domain import Decision, Failure, Health, Outcome, Rejection, Snapshot
@@ -335,7 +335,7 @@ class Scheduler:
             self._matching.remove(ticket)
             if is_down:
                 detail = down_detail(ticket.request, self._replica.views())
-                self._reject(ticket, Rejection.DOWN, detail)
+                self._reject(ticket, down_reason(ticket.decision), detail)
             else:
                 waited_s = self._now_s - ticket.request.arrived_s
                 self._reject(ticket, Rejection.WAITED_TOO_LONG, f"no slot fell free within {waited_s:.0f} s")

@@ -14,11 +14,15 @@ Filter = Callable[[BackendView, Case], Rejection | None]
 
 
 def has_model(view: BackendView, case: Case) -> Rejection | None:
-    """The model is loaded or loadable there. A backend that is not up yet may not have told its models."""
+    """The model is loaded or loadable there.
+
+    A backend that starts may not have told its models yet, so it may have any. One that is down and never told them
+    counts only where nothing else is up: else a mistyped name would wait for it.
+    """
     model = case.request.model
     if model is None or model in view.backend.models:
         return None
-    if not view.backend.models and view.health in (Health.STARTING, Health.DOWN):
+    if not view.backend.models and (view.health is Health.STARTING or (view.health is Health.DOWN and not case.alive)):
         return None
     return Rejection.UNKNOWN_MODEL
 

@@ -81,7 +81,8 @@ def decide(snapshot: Snapshot, request: Request, policy: Policy, tried: frozense
 
     *Again*: when each living backend was tried already, they may be tried again, after their cool-down.
     """
-    case = Case(request, policy, snapshot.now_s, tried)
+    alive = any(view.health in (Health.READY, Health.SUSPECT) for view in snapshot.backends)
+    case = Case(request, policy, snapshot.now_s, tried, alive)
     passed: list[BackendView] = []
     rejections: dict[str, Rejection] = {}
     for view in snapshot.backends:

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import orjson
 import structlog
+from structlog.processors import ExceptionRenderer, JSONRenderer
+from structlog.tracebacks import ExceptionDictTransformer
 
 from proxy.config import LogConfig
 from proxy.telemetry.output import Output
@@ -61,9 +63,16 @@ def configure(config: LogConfig, output: Output, *, format_: Literal["json", "co
         structlog.processors.StackInfoRenderer(),
     ]
     if format_ == "json":
-        last: list[Any] = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(_json)]
+        # Without the values of local variables: they hold keys, passwords and prompts.
+        tracebacks = ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
+        last: list[Any] = [tracebacks, JSONRenderer(_json)]
     else:
-        last = [structlog.dev.ConsoleRenderer(colors=colors, timestamp_key="time", pad_event_to=28)]
+        plain = structlog.dev.plain_traceback  # likewise without local variables
+        last = [
+            structlog.dev.ConsoleRenderer(
+                colors=colors, timestamp_key="time", pad_event_to=28, exception_formatter=plain
+            )
+        ]
     structlog.configure(
         processors=[*shared, *last],
         wrapper_class=structlog.make_filtering_bound_logger(LEVELS[config.level]),

@@ -157,3 +157,21 @@ async def test_open_bodies_are_bounded_together(tmp_path: Path) -> None:
 
     assert refused.status_code == 503
     assert "too many large requests" in refused.json()["error"]
+
+
+def test_an_expected_failure_logs_no_traceback_and_no_secret(tmp_path: Path) -> None:
+    text = config(
+        tmp_path, "http://127.0.0.1:1", more='api_key = "SEKRET"\n[store]\nurl = "redis://:SEKRET@127.0.0.1:1"\n'
+    )
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        text = text.replace("127.0.0.1:0", f"127.0.0.1:{taken.getsockname()[1]}")
+        with slotgate(tmp_path, text) as running:
+            assert running.process.wait(20) == 1
+
+    lines = running.log.read_text()
+    assert "cannot listen" in lines
+    assert "SEKRET" not in lines
+    assert "raceback" not in lines
+    assert "exception" not in lines

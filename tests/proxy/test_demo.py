@@ -40,7 +40,8 @@ def test_once_prints_the_table_and_ends(tmp_path: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.timeout(240)
-def test_it_serves_on_until_interrupted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_on_until_interrupted(tmp_path: Path, number: signal.Signals) -> None:
     process = demo(tmp_path, "--listen=127.0.0.1:0", "--requests=1", "--backends=1")
     assert process.stdout is not None
     lines: list[str] = []
@@ -48,7 +49,7 @@ def test_it_serves_on_until_interrupted(tmp_path: Path) -> None:
         lines.append(line)
         if line.startswith("logs:"):
             break
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     rest, _ = process.communicate(timeout=60)
 
     assert process.returncode == 0, rest

@@ -81,7 +81,7 @@ async def test_a_client_that_leaves_frees_its_slot(tmp_path: Path) -> None:
             await anext(answer.aiter_lines())
 
         [ended] = await running.ended(1)
-        assert (ended.outcome, ended.termination) == ("client-left", "CD")
+        assert (ended.outcome, ended.termination, ended.status) == ("client-left", "CD", 200)
         await until(lambda: engine.open_requests == 0, "the engine's connection is closed")
         await running.idle()
 
@@ -182,6 +182,12 @@ async def test_stopping_lets_what_runs_finish(tmp_path: Path) -> None:
             rest = [json.loads(line) async for line in lines]
 
     assert rest[-1]["done"] is True
+
+
+def test_an_idle_box_has_nothing_to_tell() -> None:
+    decision = Decision("r", (Candidate("gpu0", 0.0, {"active": 0.0}),), {})
+
+    assert decision_text(decision) == "gpu0=0.0ms"
 
 
 def test_a_decision_on_one_line() -> None:

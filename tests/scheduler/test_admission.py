@@ -2,7 +2,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from scheduler.admission import down_detail, lasting_detail, lasting_reason, may_wait, retry_after_s
+from scheduler.admission import down_detail, down_reason, lasting_detail, lasting_reason, may_wait, retry_after_s
 from scheduler.domain import BackendView, Decision, Health, Operation, Rejection
 from scheduler.policy import Policy
 from tests.scheduler.world import MODEL, OTHER_MODEL, backend, request
@@ -73,3 +73,20 @@ def test_retry_after_is_bounded_and_shrinks_with_pace(waiting: int, slow: float,
     slow, fast = sorted((slow, fast))
 
     assert 1.0 <= retry_after_s(waiting, fast, POLICY) <= retry_after_s(waiting, slow, POLICY) <= 60.0
+
+
+@pytest.mark.parametrize(
+    ("reasons", "expected"),
+    [
+        ([Rejection.DRAINING, Rejection.DRAINING], Rejection.DRAINING),
+        ([Rejection.STARTING, Rejection.UNKNOWN_MODEL], Rejection.STARTING),
+        ([Rejection.STARTING, Rejection.DOWN], Rejection.DOWN),
+        ([Rejection.DOWN], Rejection.DOWN),
+        ([], Rejection.DOWN),
+    ],
+)
+def test_why_nothing_took_it_in_time(reasons: list[Rejection], expected: Rejection) -> None:
+    decision = Decision("r", (), {str(number): reason for number, reason in enumerate(reasons)})
+
+    assert down_reason(decision) is expected
+    assert down_reason(None) is Rejection.DOWN

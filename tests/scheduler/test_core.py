@@ -161,15 +161,22 @@ def test_a_late_timer_does_not_refuse_what_could_have_run() -> None:
     assert claimed(done) == [("r2", "a")], "the pause ended before the deadline"
 
 
-@pytest.mark.parametrize("signal", [Signal.EXITED, Signal.STARTED, Signal.DRAIN])
-def test_while_no_backend_is_alive_requests_wait_for_a_while(signal: Signal) -> None:
+@pytest.mark.parametrize(
+    ("signal", "reason"),
+    [
+        (Signal.EXITED, Rejection.DOWN),
+        (Signal.STARTED, Rejection.STARTING),
+        (Signal.DRAIN, Rejection.DRAINING),
+    ],
+)
+def test_while_no_backend_is_alive_requests_wait_for_a_while(signal: Signal, reason: Rejection) -> None:
     world = world_of("a", policy=Policy(down_wait_s=30.0))
     world.feed(events.BackendSignalled("a", signal))
     world.arrive(request("r1"))
     world.pass_time(20.0)
     world.arrive(request("r2", arrived_s=world.now_s))
     world.pass_time(10.1)
-    assert world.rejection("r1") is Rejection.DOWN
+    assert world.rejection("r1") is reason
     assert world.waiting() == ["r2"]
 
     world.feed(events.BackendSignalled("a", Signal.UNDRAIN))

@@ -21,6 +21,10 @@ def case(asked: Request, tried: frozenset[str] = frozenset()) -> Case:
 PLAIN = case(request())
 
 
+SILENT = view(backend=backend(models=()), health=Health.DOWN)
+ALIVE = msgspec.structs.replace(PLAIN, alive=True)
+
+
 @pytest.mark.parametrize(
     ("seen", "asked", "expected"),
     [
@@ -31,6 +35,8 @@ PLAIN = case(request())
             view(backend=backend(models=()), health=Health.STARTING), PLAIN, Rejection.STARTING, id="models-not-told"
         ),
         pytest.param(view(backend=backend(models=())), PLAIN, Rejection.UNKNOWN_MODEL, id="ready-without-models"),
+        pytest.param(SILENT, PLAIN, Rejection.DOWN, id="never-told-its-models-and-nothing-else-is-up"),
+        pytest.param(SILENT, ALIVE, Rejection.UNKNOWN_MODEL, id="never-told-its-models-while-another-is-up"),
         pytest.param(READY, case(request(engines=frozenset({Engine.OLLAMA}))), Rejection.UNSUPPORTED, id="engine"),
         pytest.param(
             view(backend=backend(capabilities=[Operation.EMBED])), PLAIN, Rejection.UNSUPPORTED, id="cannot-do-that"

@@ -126,7 +126,7 @@ class LlamaServerProbe:
         if not listed:
             raise ProbeError("llama-server lists no model")
         meta = listed[0].meta or _Meta()
-        self._names = tuple(dict.fromkeys((listed[0].id, *listed[0].aliases)))
+        self._names = tuple(dict.fromkeys(_public_name(name) for name in (listed[0].id, *listed[0].aliases)))
         self._size_bytes = meta.size or None
         self._has_slots = bool(whole.get("endpoint_slots", True))
         self._has_metrics = (await self._ask_metrics()).status == 200
@@ -284,3 +284,9 @@ def _modified_at(model_path: str) -> str:
     except OSError:
         changed_ns = 0
     return rfc3339_nano(changed_ns)
+
+
+def _public_name(name: str) -> str:
+    """Without an alias llama-server calls its model by the path of its file, which is no name for clients."""
+    is_path = name.startswith("/") and name.endswith(".gguf")
+    return PurePosixPath(name).name.removesuffix(".gguf") if is_path else name

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -125,3 +126,22 @@ def test_a_closed_pipe_on_standard_output_does_not_kill() -> None:
     )
     os.close(writing)
     assert result.stderr == "alive True\n"
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_tracebacks_do_not_tell_local_variables(
+    set_up: Callable[..., Written], form: Literal["json", "console"]
+) -> None:
+    def fail(password: str) -> None:
+        raise ValueError(f"{len(password)} letters")
+
+    secret = secrets.token_hex(8)  # not a literal: the line of code is told, and may be
+    written = set_up(LogConfig(), form)
+    try:
+        fail(secret)
+    except ValueError:
+        structlog.get_logger("slotgate.x").exception("it failed")
+
+    text = "".join(written())
+    assert "16 letters" in text
+    assert secret not in text

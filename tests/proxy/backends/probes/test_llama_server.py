@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proxy.backends.control import Control, ProbeError
-from proxy.backends.probes.llama_server import LlamaServerProbe, model_capabilities, parse_metrics
+from proxy.backends.probes.llama_server import LlamaServerProbe, _public_name, model_capabilities, parse_metrics
 from proxy.endpoint import parse_endpoint
 from scheduler.domain import Operation, Residency, SlotState
 from tests.proxy.backends.answers import BUSY_SLOTS, LOADING, META, NOT_SUPPORTED, PROPS, UNAUTHORIZED, Answers
@@ -168,3 +168,16 @@ async def test_the_real_one_over_tcp(real_engine_tcp: RealEngine) -> None:
     probe = LlamaServerProbe(Control(real_engine_tcp.endpoint, 5))
     assert (await probe.describe()).facts.slots == SLOTS
     await probe.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "public"),
+    [
+        ("/models/SmolLM2.Q4_1.gguf", "SmolLM2.Q4_1"),
+        ("smol", "smol"),
+        ("org/name:Q4", "org/name:Q4"),
+        ("/odd", "/odd"),
+    ],
+)
+def test_a_path_is_no_name(name: str, public: str) -> None:
+    assert _public_name(name) == public
