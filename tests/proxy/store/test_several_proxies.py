@@ -200,7 +200,9 @@ class Fleet:
         assert [self.members(backend_id) for backend_id in BACKENDS] == [set(), set()]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(program=PROGRAM)
 def test_whatever_happens_there_are_never_too_many_leases(
     program: list[list[Step]], shared_process: StoreProcess, raw: redis.Redis

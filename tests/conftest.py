@@ -1,0 +1,13 @@
+"""What holds for all tests.
+
+Property tests are steady by default: the same examples each time, and nothing that depends on the machine's speed.
+`pytest --hypothesis-profile=search` looks for new ones.
+"""
+
+from hypothesis import HealthCheck, settings
+
+_SLOW_MACHINES_TOO = (HealthCheck.too_slow, HealthCheck.data_too_large)
+
+settings.register_profile("steady", derandomize=True, deadline=None, suppress_health_check=_SLOW_MACHINES_TOO)
+settings.register_profile("search", deadline=None, suppress_health_check=_SLOW_MACHINES_TOO)
+settings.load_profile("steady")
