@@ -213,7 +213,8 @@ class Supervisor:
         return spec, logtail.size(spec.log_path)
 
     async def _spawn(self, spec: LaunchSpec) -> asyncio.subprocess.Process:
-        log.info("starting engine", backend=self.name, argv=list(spec.argv), gpu=spec.gpu.uuid if spec.gpu else None)
+        log.info("starting engine", backend=self.name, gpu=spec.gpu.uuid if spec.gpu else None, log=str(spec.log_path))
+        log.debug("command line", backend=self.name, argv=list(spec.argv))
         process = await asyncio.create_subprocess_exec(
             *keeper_command(spec, grace_s=self._timing.grace_s, log_bytes=self._log_bytes, parent=os.getpid()),
             env=spec.env,

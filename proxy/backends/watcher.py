@@ -258,7 +258,7 @@ class Watcher:
             self._emit(BackendSignalled(name, Signal.MISSED))
             return
         if not self.answered:
-            log.info("backend answers", backend=name)
+            log.debug("backend answers", backend=name)
         self._missed, self.last_error, self.answered = 0, "", True
         self._good_at_s = self._clock()
         self._emit(BackendSignalled(name, Signal.ANSWERED))

@@ -5,6 +5,7 @@ streams where what comes out can be made equal to its own whole answer, field by
 for which requests that was shown. All others pass as they are.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -79,7 +80,7 @@ def added_fields(path: str) -> dict[str, Any]:
     return fields
 
 
-class _Assembly:
+class _Assembly(ABC):
     """What the three have in common: events in, one JSON document out at the end."""
 
     def __init__(self) -> None:
@@ -130,11 +131,11 @@ class _Assembly:
             raise TruncatedReply("the engine's stream ended without its end mark")
         return msgspec.json.encode(self._whole())
 
-    def _take(self, record: bytes) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _take(self, record: bytes) -> None: ...
 
-    def _whole(self) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _whole(self) -> dict[str, Any]: ...
 
 
 def _fail(error: RecordError | None) -> None:
@@ -203,8 +204,8 @@ class _OpenAIAssembly(_Assembly):
                 self._logprobs += [msgspec.Raw(bytes(item)) for item in choice.logprobs.content]
             self._add(choice)
 
-    def _add(self, choice: _Choice) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _add(self, choice: _Choice) -> None: ...
 
     def _document(self, choice: dict[str, Any], kind: str) -> dict[str, Any]:
         last = self._last
