@@ -47,6 +47,8 @@ class Assignment(msgspec.Struct, frozen=True):
     backend_id: str
     decision: Decision
     attempt: int
+    seats: int
+    """Inputs of a batch that it may take; otherwise what the request asked for."""
 
 
 class Refused(Exception):
@@ -126,7 +128,7 @@ class Ticketed:
         if self._next.done():
             return
         if isinstance(effect, effects.Dispatch):
-            self._next.set_result(Assignment(effect.backend_id, effect.decision, effect.attempt))
+            self._next.set_result(Assignment(effect.backend_id, effect.decision, effect.attempt, effect.seats))
         else:
             self._next.set_exception(Refused(effect))
 

@@ -11,18 +11,20 @@ import msgspec
 import structlog
 
 from proxy import dialects
+from proxy.attempts import Attempts, explain, log_failed
 from proxy.backends.control import Control, ProbeError
 from proxy.backends.fleet import Fleet
+from proxy.batch_run import BatchRun, PieceRefused
 from proxy.config import LimitsConfig
 from proxy.dialects import Call, ClientError, Plan
 from proxy.dialects.contract import Headers
 from proxy.dispatcher import Assignment, Dispatcher, Refused, Ticketed
 from proxy.pools import Pools
-from proxy.relay import AttemptError, Client, ConnectionPool, Exchanged, exchange
+from proxy.relay import AttemptError, Client
 from proxy.requests import RequestRecord
 from proxy.tasks import Tasks
 from proxy.telemetry.access_log import Phase
-from scheduler.domain import Decision, Failure, Operation, Outcome, Request
+from scheduler.domain import Operation, Outcome, Request
 from scheduler.names import canonical
 from scheduler.residencies import unloadable
 
@@ -34,8 +36,8 @@ UNLOAD_TIMEOUT_S = 10.0
 """Ollama answers an unload at once, whatever still runs."""
 
 
-SHOWN = 3
-"""Candidates and rejections that the header names: it costs on every request."""
+class Stopped(Exception):
+    """The proxy stops and has ended the request; its client is still there."""
 
 
 class Heartbeats:
@@ -84,10 +86,18 @@ class Inference:
     ) -> None:
         self._dispatcher = dispatcher
         self._fleet = fleet
-        self._pools = pools
-        self.limits = limits
+        self._attempts = Attempts(dispatcher, fleet, pools, limits)
         self._clock = clock
         self._tasks = Tasks()
+
+    @property
+    def limits(self) -> LimitsConfig:
+        """Waits and timeouts; may be replaced while requests run."""
+        return self._attempts.limits
+
+    @limits.setter
+    def limits(self, limits: LimitsConfig) -> None:
+        self._attempts.limits = limits
 
     async def close(self) -> None:
         """End what runs beside the requests."""
@@ -114,36 +124,70 @@ class Inference:
             wait_until_s=record.arrived_s + self.limits.max_wait_s,
             stream=call.stream,
             seats=call.seats,
+            divisible=bool(call.batch),
             engines=call.engines,
             tenant=record.client,
             prompt_bytes=call.prompt_bytes,
         )
         record.waits(self._clock())
-        ticketed = self._dispatcher.submit(request)
-        heartbeats = Heartbeats(call, client, self.limits, headers, record)
+        answer = self._answer_batch if call.batch else self._answer_one
         try:
-            await self._attempts(call, client, record, ticketed, heartbeats, headers)
+            await answer(call, client, record, request, headers)
         except Refused as refused:
             record.waited(self._clock())
             record.outcome = Outcome.FAILED if record.attempts else Outcome.REJECTED
             record.detail = f"{refused.rejection}: {refused.detail}"
             status, kind, message = dialects.rejection_error(call, refused.rejection, refused.detail)
-            error = ClientError(status, message, kind)
-            self._answer_error(call, client, record, error, headers, refused.retry_after_s)
+            told = ClientError(status, message, kind)
+            self._answer_error(call, client, record, told, headers, refused.retry_after_s)
         except ClientError as error:
             record.outcome = Outcome.REJECTED
             record.detail = error.message
-            ticketed.ended(Outcome.REJECTED)
             self._answer_error(call, client, record, error, headers)
+        except Stopped:
+            record.outcome = Outcome.REJECTED
+            record.detail = "slotgate stops"
+            stopped = ClientError(503, "slotgate is shutting down")
+            self._answer_error(call, client, record, stopped, headers, STOPPED_RETRY_AFTER_S)
+
+    async def _answer_one(
+        self, call: Call, client: Client, record: RequestRecord, request: Request, headers: Headers
+    ) -> None:
+        ticketed = self._dispatcher.submit(request)
+        heartbeats = Heartbeats(call, client, self.limits, headers, record)
+        try:
+            await self._try_until_done(call, client, record, ticketed, heartbeats, headers)
+        except ClientError:
+            ticketed.ended(Outcome.REJECTED)
+            raise
         except asyncio.CancelledError:
             if not ticketed.cut:
                 raise
-            self._tell_stop(call, client, record, headers)
+            raise _stopped() from None
         finally:
             heartbeats.stop()
             ticketed.close()
 
-    async def _attempts(
+    async def _answer_batch(
+        self, call: Call, client: Client, record: RequestRecord, request: Request, headers: Headers
+    ) -> None:
+        max_wait_s = self.limits.max_wait_s
+        run = BatchRun(call, request, record, self._dispatcher, self._attempts, max_wait_s, self._clock)
+        try:
+            status, batch_headers, body = await run.run()
+            record.outcome = Outcome.DONE
+        except PieceRefused as refused:
+            status, batch_headers, body = refused.answer
+            record.status = status
+            record.outcome = Outcome.ENGINE_REFUSED
+            batch_headers = batch_headers + explain(record, None)
+        except asyncio.CancelledError:
+            if not run.cut:
+                raise
+            raise _stopped() from None
+        client.reply(status, batch_headers + headers, body)
+
+    async def _try_until_done(
         self, call: Call, client: Client, record: RequestRecord, ticketed: Ticketed, beats: Heartbeats, headers: Headers
     ) -> None:
         while True:
@@ -152,13 +196,7 @@ class Inference:
             try:
                 done = await self._attempt(call, client, record, ticketed, beats, headers, assignment)
             except AttemptError as error:
-                log.info(
-                    "attempt failed",
-                    request=record.id,
-                    backend=assignment.backend_id,
-                    failure=error.failure.value,
-                    detail=error.detail,
-                )
+                log_failed(record, assignment, error)
                 record.waits(self._clock())
                 ticketed.failed(error.failure, error.detail)
             else:
@@ -176,18 +214,14 @@ class Inference:
         headers: Headers,
         assignment: Assignment,
     ) -> Outcome:
-        backend = self._dispatcher.backends.get(assignment.backend_id)
-        facts = self._fleet.facts(assignment.backend_id)
-        if backend is None or facts is None:
-            raise self._pools.gone(assignment.backend_id)
-        if (local := dialects.local_reply(call, backend.engine)) is not None:
+        if (local := dialects.local_reply(call, self._attempts.backend(assignment).engine)) is not None:
             status, local_headers, body = local
             record.status = status
             client.reply(status, local_headers + headers + explain(record, assignment.decision), body)
             return Outcome.DONE
         if call.operation is Operation.UNLOAD and record.attempts == 1:
             self._tasks.start(self._unload_elsewhere(call, assignment.backend_id), "unload elsewhere")
-        plan = dialects.plan(call, backend, facts)
+        plan = self._attempts.plan(call, assignment)
 
         answer_headers = list(headers)
 
@@ -199,9 +233,8 @@ class Inference:
             answer_headers.extend(explain(record, assignment.decision))
             ticketed.started()
 
-        pool = self._pools.of(assignment.backend_id)
         try:
-            exchanged = await self._exchange(ticketed, pool, plan, client, answer_headers, first_byte)
+            exchanged = await self._attempts.exchange(ticketed, assignment, plan, client, answer_headers, first_byte)
         except AttemptError as error:
             if not error.committed:
                 raise
@@ -216,41 +249,6 @@ class Inference:
             message = refusal_text(exchanged.error_body)
             client.cut(dialects.error_frame(call, message))
         return Outcome.ENGINE_REFUSED
-
-    async def _exchange(
-        self,
-        ticketed: Ticketed,
-        pool: ConnectionPool,
-        plan: Plan,
-        client: Client,
-        headers: Headers,
-        first_byte: Callable[[], None],
-    ) -> Exchanged:
-        try:
-            async with asyncio.timeout(None) as scope:  # it expires when the scheduler calls the attempt back
-                ticketed.sending(scope)
-                return await exchange(
-                    pool,
-                    plan.outgoing,
-                    client,
-                    transform=plan.transform,
-                    watch=plan.watch,
-                    on_first_byte=first_byte,
-                    headers=headers,
-                    stall_timeout_s=self.limits.stall_timeout_s,
-                    error_body=plan.error_body,
-                )
-        except TimeoutError:
-            raise AttemptError(Failure.TIMEOUT, "it went down", committed=client.committed) from None
-
-    def _tell_stop(self, call: Call, client: Client, record: RequestRecord, headers: Headers) -> None:
-        """The proxy stops before the request is done."""
-        if (task := asyncio.current_task()) is not None:
-            task.uncancel()
-        record.outcome = Outcome.REJECTED
-        record.detail = "slotgate stops"
-        error = ClientError(503, "slotgate is shutting down")
-        self._answer_error(call, client, record, error, headers, STOPPED_RETRY_AFTER_S)
 
     async def _unload_elsewhere(self, call: Call, asked: str) -> None:
         """A client that unloads a model means all of its copies; the Ollama at `asked` gets its own request."""
@@ -300,40 +298,12 @@ class Inference:
         client.reply(status, error_headers + headers + explain(record, None), body)
 
 
-def explain(record: RequestRecord, decision: Decision | None) -> Headers:
-    """Headers that say where the request ran, why, and how long each phase took."""
-    timing = f"queue;dur={(record.queued_s or 0.0) * 1000:.1f}"
-    if record.first_byte_s is not None:
-        timing += f", first;dur={(record.first_byte_s - record.arrived_s) * 1000:.1f}"
-    headers = [("Server-Timing", timing)]
-    if record.backend is not None:
-        headers.append(("X-Slotgate-Backend", record.backend))
-    if decision is not None:
-        headers.append(("X-Slotgate-Decision", decision_text(decision)))
-    return headers
-
-
-def decision_text(decision: Decision) -> str:
-    """A decision on one line: the cost of each candidate, best first, then why the others were out.
-
-    For example `gpu1=20.0ms(active=20.0), gpu0=40.0ms(active=40.0); gpu2:no-room`.
-    """
-    ranking = ", ".join(
-        f"{candidate.backend_id}={candidate.cost_ms:.1f}ms{_terms(candidate.terms_ms)}"
-        for candidate in decision.ranking[:SHOWN]
-    )
-    if len(decision.ranking) > SHOWN:
-        ranking += f", {len(decision.ranking) - SHOWN} more"
-    if not decision.rejections:
-        return ranking
-    rejected = [f"{name}:{why.value}" for name, why in decision.rejections.items()]
-    more = f", {len(rejected) - SHOWN} more" if len(rejected) > SHOWN else ""
-    return f"{ranking}; {', '.join(rejected[:SHOWN])}{more}"
-
-
-def _terms(terms_ms: dict[str, float]) -> str:
-    told = [f"{name}={value:.1f}" for name, value in terms_ms.items() if value]
-    return f"({','.join(told)})" if told else ""
+def _stopped() -> Stopped:
+    """The stop has cancelled the request's task, which goes on to tell the client."""
+    task = asyncio.current_task()
+    while task is not None and task.uncancel():
+        pass
+    return Stopped()
 
 
 def refusal_text(body: bytes) -> str:

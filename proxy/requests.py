@@ -65,6 +65,13 @@ class RequestRecord:
         self.waited(now_s)
         self.phase = Phase.HEAD
 
+    def piece_placed(self, backend: str, now_s: float) -> None:
+        """A piece of it has slots: `backend` names all, in the order of their first use."""
+        if self.backend is None:
+            self.placed(backend, now_s)
+        elif backend not in self.backend.split(","):
+            self.backend += f",{backend}"
+
 
 class RequestBook:
     """Opens and closes the records of all requests."""

@@ -154,7 +154,8 @@ class Scheduler:
             return
         self._arrivals += 1
         ticket = self._open[request.id] = Ticket(request, self._arrivals)
-        if self._stopping:
+        ticket.admitted = request.further
+        if self._stopping and not request.further:
             self._reject(ticket, Rejection.SHUTTING_DOWN, "slotgate is shutting down", self._policy.retry_after_min_s)
             return
         self._budget.arrived(self._now_s)
@@ -205,7 +206,10 @@ class Scheduler:
         assert ticket.decision is not None  # noqa: S101 - nothing is sent undecided
         ticket.stage = Stage.RUNNING
         ticket.attempts += 1
-        self._effects.append(Dispatch(ticket.request.id, ticket.backend_id, nonce, ticket.decision, ticket.attempts))
+        seats = 0 if ticket.lease is None else ticket.lease.seats
+        self._effects.append(
+            Dispatch(ticket.request.id, ticket.backend_id, nonce, ticket.decision, ticket.attempts, seats)
+        )
 
     def _claim_granted(self, event: events.ClaimGranted) -> None:
         lease = self._seats.grant(event.nonce, self._now_s)
@@ -317,7 +321,7 @@ class Scheduler:
             detail = f"{detail}; last, {ticket.last_failure}"
         if retry_after is None:
             pace = self._completions.per_s(self._now_s)
-            retry_after = retry_after_s(self._matching.line.seats + ticket.request.seats, pace, self._policy)
+            retry_after = retry_after_s(self._matching.line.seats + ticket.request.least_seats, pace, self._policy)
         self._effects.append(Reject(ticket.request.id, reason, detail, retry_after, ticket.decision))
 
     def _reject_for_good(self, ticket: Ticket, decision: Decision) -> None:

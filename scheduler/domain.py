@@ -167,11 +167,20 @@ class Request(msgspec.Struct, frozen=True):
     stream: bool = False
     seats: int = 1
     """Slots that it occupies at once (prompts × n). 0: answered without a slot."""
+    divisible: bool = False
+    """It may get fewer seats, one at least, for a part of its work; a `further` request follows for the rest."""
+    further: bool = False
+    """More of a request that ran in part already: neither a full line nor a stop turns it away."""
     engines: frozenset[Engine] = frozenset(Engine)
     """Engines that can answer it, natively or by translation."""
     tenant: str = ""
     priority: str = "normal"
     prompt_bytes: int = 0
+
+    @property
+    def least_seats(self) -> int:
+        """Seats that must be free at once for it to run."""
+        return min(1, self.seats) if self.divisible else self.seats
 
 
 class BackendView(msgspec.Struct, frozen=True):

@@ -26,6 +26,8 @@ class Dispatch(msgspec.Struct, frozen=True):
     decision: Decision
     attempt: int
     """1 for the first."""
+    seats: int
+    """Seats that it holds; of a divisible request maybe fewer than it wants."""
 
 
 class Reject(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ def is_supported(view: BackendView, case: Case) -> Rejection | None:
 
 def is_large_enough(view: BackendView, case: Case) -> Rejection | None:
     """The request's seats fit under the running limit of the idle backend."""
-    return Rejection.TOO_MANY_SLOTS if case.request.seats > view.backend.running_limit else None
+    return Rejection.TOO_MANY_SLOTS if case.request.least_seats > view.backend.running_limit else None
 
 
 def is_alive(view: BackendView, _case: Case) -> Rejection | None:
@@ -64,11 +64,12 @@ def is_not_cooling(view: BackendView, case: Case) -> Rejection | None:
 def has_room(view: BackendView, case: Case) -> Rejection | None:
     """Enough seats are free under the running limit, and not kept for another request."""
     request = case.request
-    if request.seats == 0:
+    least = request.least_seats
+    if least == 0:
         return None
     if view.held_for and view.held_for != request.id:
         return Rejection.NO_ROOM
-    return Rejection.NO_ROOM if view.room < request.seats else None
+    return Rejection.NO_ROOM if view.room < least else None
 
 
 FILTERS: dict[str, Filter] = {

@@ -51,14 +51,14 @@ class Matching:
         if is_new:
             self._review(queue, now_s)
         self._set_deadline(ticket, queue, now_s)
-        if ticket.request.seats > 1:
+        if ticket.request.least_seats > 1:
             self._deadlines.set(("overtake", ticket.request.id), now_s + self.policy.overtake_s)
 
     def remove(self, ticket: Ticket) -> None:
         """A ticket waits no more."""
         self.line.remove(ticket)
         self._deadlines.cancel(("wait", ticket.request.id))
-        if ticket.request.seats > 1:
+        if ticket.request.least_seats > 1:
             self._deadlines.cancel(("overtake", ticket.request.id))
         if self._held is not None and self._held[0] is ticket:
             self._let_go()

@@ -35,13 +35,16 @@ class Seats:
         self._claims = 0
 
     def claim(self, request: Request, backend: Backend, now_s: float) -> Lease:
-        """Keep seats here and ask the store for them."""
+        """Keep seats here and ask the store for them: all that it wants, or as many as there are if it is divisible."""
         self._claims += 1
+        seats = request.seats
+        if request.divisible:
+            seats = min(seats, self._replica.view(backend.id).room)
         nonce = f"{request.id}.{self._claims}"
-        lease = Lease(nonce, request.id, backend.id, backend.epoch, request.seats, request.model, now_s)
+        lease = Lease(nonce, request.id, backend.id, backend.epoch, seats, request.model, now_s)
         self._ledger.claim(lease)
         self._replica.touch(backend.id)
-        self._effects.append(Claim(request.id, backend.id, nonce, request.seats, backend.running_limit, backend.epoch))
+        self._effects.append(Claim(request.id, backend.id, nonce, seats, backend.running_limit, backend.epoch))
         return lease
 
     def grant(self, nonce: str, now_s: float) -> Lease | None:

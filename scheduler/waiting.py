@@ -158,7 +158,7 @@ class WaitingLine:
 def kind_of(ticket: Ticket) -> Kind:
     """The kind of a ticket; fixed while it waits."""
     request = ticket.request
-    return Kind(request.model, request.operation, request.engines, request.seats, ticket.tried)
+    return Kind(request.model, request.operation, request.engines, request.least_seats, ticket.tried)
 
 
 def _place(entry: tuple[int, int, Ticket]) -> tuple[int, int]:

@@ -54,13 +54,16 @@ class SlotgateProcess:
         self.process.wait()
 
 
-def real_config(state_dir: Path, *, backends: int = 2, slots: int = 4, running_limit: int = 2, listen: str = "") -> str:
-    """A configuration with real llama-servers on the CPU."""
+def real_config(
+    state_dir: Path, *, backends: int = 2, slots: int = 4, running_limit: int = 2, listen: str = "", flags: str = ""
+) -> str:
+    """A configuration with real llama-servers on the CPU; `flags` are further ones of theirs, with blanks between."""
     return (
         f'listen = "{listen or "127.0.0.1:0"}"\nstate_dir = "{state_dir}"\nadmin_socket = "{state_dir}/admin.sock"\n'
         f'[[backends]]\nname = "cpu"\nengine = "embedded"\ngpus = "none"\ncount = {backends}\n'
         f'model = "{smollm2_path()}"\nmodel_name = "{MODEL_NAME}"\n'
         f"slots = {slots}\nrunning_limit = {running_limit}\ncontext_tokens = 2048\n"
+        f"flags = {flags.split()}\n"
         "[backends.restart]\nbackoff_s = 0.1\n"
     )
 

@@ -1,10 +1,11 @@
 """The HTTP APIs that clients speak, sans-io: bytes in, structs and bytes out. Must not know sockets.
 
-A request: `find` gives its route, `read_call` reads it, `local_reply` may answer it, `plan` says what goes to a
-backend and what happens to the answer. Errors: `render_error`, `rejection_error`, `error_frame`. Waiting: `heartbeat`.
-What slotgate answers itself is made by `listing`.
+A request: `find` gives its route, `read_call` reads it, `local_reply` may answer it, `plan` says what goes to a backend
+and what happens to the answer. A `Batch` takes calls with many inputs apart. Errors: `render_error`, `rejection_error`,
+`error_frame`. Waiting: `heartbeat`. What slotgate answers itself is made by `listing`.
 """
 
+from proxy.dialects.batches import Batch
 from proxy.dialects.call import Call, read_call, read_model_name, read_object
 from proxy.dialects.errors import ClientError, render_error
 from proxy.dialects.frames import error_frame, heartbeat
@@ -16,6 +17,7 @@ from proxy.dialects.watch import StreamWatch, Usage
 
 __all__ = [
     "ROUTES",
+    "Batch",
     "Call",
     "ClientError",
     "Kind",

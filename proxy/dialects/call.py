@@ -53,7 +53,9 @@ class Call(msgspec.Struct):
     """As the client wrote it."""
     stream: bool
     seats: int
-    """Slots occupied at once at a llama-server: prompts times choices. 0 where no slot is needed."""
+    """Slots occupied at once at a llama-server: prompts times choices, or inputs. 0 where no slot is needed."""
+    batch: str
+    """The field with the inputs of a batch, which may go to engines in pieces; empty: it is none."""
     body: bytes
     """As it came."""
     fields: dict[str, Any]
@@ -91,6 +93,7 @@ def read_call(
         model=reading.model,
         stream=reading.stream,
         seats=reading.seats,
+        batch=reading.batch,
         body=body,
         fields=fields,
         exact_keys=exact,

@@ -7,7 +7,7 @@ from proxy.dialects import gojson
 from proxy.dialects.errors import ClientError
 from proxy.dialects.goduration import keep_alive_s
 from proxy.dialects.options import check_options
-from proxy.dialects.reading import Reading
+from proxy.dialects.reading import Reading, embed_inputs
 from scheduler.domain import Engine, Operation
 
 STRUCTS = {
@@ -92,7 +92,10 @@ def read(path: str, fields: dict[str, Any]) -> Reading:
         raise ClientError(400, "model is required")
     check_options(fields.get("options") or {})
     if embeds:
-        return Reading(model=model, seats=0 if embeds_nothing(path, fields) else 1)
+        if embeds_nothing(path, fields):
+            return Reading(model=model, seats=0)
+        batch, seats = embed_inputs(fields, "input") if path == "/api/embed" else ("", 1)
+        return Reading(model=model, seats=seats, batch=batch)
     reading = Reading(model=model, stream=fields.get("stream") is not False)
     if path == "/api/chat":
         messages = fields.get("messages") or []

@@ -3,7 +3,7 @@
 from typing import Any
 
 from proxy.dialects import gojson
-from proxy.dialects.reading import Reading, choices, image_bytes, prompts
+from proxy.dialects.reading import Reading, choices, embed_inputs, image_bytes, prompts
 
 STRUCTS = {
     "/v1/chat/completions": "openai.ChatCompletionRequest",
@@ -17,7 +17,6 @@ STRUCTS = {
 def read(path: str, fields: dict[str, Any]) -> Reading:
     """What routing needs to know of an OpenAI request.
 
-    An embedding request takes one seat however many inputs it has: the engine works through them one after another.
     `n` is counted as a llama-server obeys it, on all other routes; Ollama ignores it, which nobody knows yet here.
 
     Raises:
@@ -30,12 +29,17 @@ def read(path: str, fields: dict[str, Any]) -> Reading:
     stream = fields.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise gojson.mismatch(stream, struct, "stream", "bool")
-    seats = 1 if path == "/v1/embeddings" else choices(fields)
+    batch, seats = "", 1
+    if path == "/v1/embeddings":
+        batch, seats = embed_inputs(fields, "input", "content")
+    else:
+        seats = choices(fields)
     if path == "/v1/completions":
         seats *= prompts(fields.get("prompt"))
     return Reading(
         model=model or None,
         stream=bool(stream) and path != "/v1/embeddings",
         seats=seats,
+        batch=batch,
         image_bytes=image_bytes(fields.get("messages")) + image_bytes(fields.get("input")),
     )

@@ -14,6 +14,8 @@ class Reading(msgspec.Struct):
     model: str | None
     stream: bool = False
     seats: int = 1
+    batch: str = ""
+    """The field with a list of inputs, two or more, that may go to engines in pieces; each takes a seat."""
     operation: Operation | None = None
     """Where it is not the route's: LOAD, UNLOAD."""
     unsupported: dict[Engine, str] = {}
@@ -39,10 +41,20 @@ def choices(fields: Mapping[str, Any]) -> int:
 
 
 def prompts(value: object) -> int:
-    """How many prompts a `prompt` field holds: texts or lists of tokens are one each, a list of tokens is one."""
-    if isinstance(value, list) and any(isinstance(item, str | list | dict) for item in value):
-        return len(value)
-    return 1
+    """How many prompts a field holds: texts or lists of tokens are one each, a list with a token in it is one."""
+    if not isinstance(value, list) or any(isinstance(item, int | float) for item in value):
+        return 1
+    return max(1, len(value))
+
+
+def embed_inputs(fields: Mapping[str, Any], *names: str) -> tuple[str, int]:
+    """Of an embedding request: the field that holds several inputs ("" if it holds one), and how many there are.
+
+    A llama-server takes the first of the fields that is there.
+    """
+    name = next((name for name in names if name in fields), "")
+    count = prompts(fields.get(name))
+    return (name, count) if count > 1 else ("", 1)
 
 
 def image_bytes(messages: object) -> int:

@@ -229,7 +229,7 @@ def read_prompt(body: dict[str, Any], options: Options) -> Asked:
     given = body["prompt"]
     if given == []:
         raise refuse('"prompt" must not be empty')
-    several = isinstance(given, list) and bool(given) and not any(isinstance(part, int) for part in given)
+    several = isinstance(given, list) and bool(given) and not any(type(part) is int for part in given)
     parts = given if several else [given]
     asked = _asked(body, options, [_tokens(part) for part in parts], None)
     asked.texts = [part if isinstance(part, str) else "" for part in parts]
@@ -239,9 +239,14 @@ def read_prompt(body: dict[str, Any], options: Options) -> Asked:
 def _tokens(part: Any) -> list[int]:
     if isinstance(part, str):
         return tokenize(part)
-    if isinstance(part, list):
+    if isinstance(part, dict) and isinstance(part.get("prompt_string"), str):
+        return tokenize(part["prompt_string"])
+    if isinstance(part, list) and any(isinstance(item, int) for item in part):
         return [token for item in part for token in ([item] if isinstance(item, int) else tokenize(str(item)))]
-    raise refuse('"prompt" elements must be a string, a list of tokens, a list of mixed strings & tokens')
+    raise refuse(
+        '"prompt" elements must be a string, a list of tokens, a JSON object containing a prompt string, or a list of '
+        "mixed strings & tokens."
+    )
 
 
 def read_infill(body: dict[str, Any], options: Options) -> Asked:
@@ -262,10 +267,12 @@ def read_inputs(body: dict[str, Any], options: Options) -> list[list[int]]:
     if given is None:
         raise refuse('"input" or "content" must be provided')
     if given == []:
-        raise refuse('"prompt" must not be empty')
-    several = isinstance(given, list) and not any(isinstance(part, int) for part in given)
+        raise refuse('"input" must not be empty')
+    several = isinstance(given, list) and not any(type(part) is int for part in given)
     prompts = [_tokens(part) for part in (given if several else [given])]
     for prompt in prompts:
+        if not prompt:
+            raise refuse("Input content cannot be empty")
         if len(prompt) >= options.context:
             raise Refused(over_context(len(prompt), options.context))
     return prompts

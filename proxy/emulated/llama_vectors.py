@@ -39,6 +39,9 @@ class LlamaVectors:
     async def openai(self, exchange: Exchange, fault: Fault | None) -> None:
         """/v1/embeddings: one vector per text, as numbers or as base64 of floats."""
         body = read_json(exchange.body)
+        if "input" not in body:
+            await self.native(exchange, fault)
+            return
         packed = body.get("encoding_format") == "base64"
         size = self.options.models[0].embedding_length
 
@@ -71,25 +74,40 @@ class LlamaVectors:
     async def rerank(self, exchange: Exchange, fault: Fault | None) -> None:
         """/rerank: how near each document is to the query, the nearest first."""
         body = read_json(exchange.body)
-        documents = body.get("documents", body.get("texts"))
+        texts, bare = _texts(body), "texts" in body
         if not isinstance(body.get("query"), str):
             raise refuse('"query" must be provided')
-        if not isinstance(documents, list) or not documents:
+        if not texts:
             raise refuse('"documents" must be a non-empty string array')
         wanted = embedding(tokenize(body["query"]), 64)
-        prompts = [tokenize(f"{body['query']}\n{document}") for document in documents]
-        most = int(body.get("top_n") or 0) or len(documents)
+        prompts = [tokenize(f"{body['query']}\n{document}") for document in texts]
+        top = body.get("top_n")
+        most = int(top) if isinstance(top, int | float) else len(texts)
 
         def reply(jobs: list[Job]) -> None:
             count = sum(len(job.prompt) for job in jobs)
             results: list[dict[str, Any]] = []
             for job in jobs:
-                vector = embedding(tokenize(str(documents[job.choice])), 64)
+                vector = embedding(tokenize(texts[job.choice]), 64)
                 score = sum(one * other for one, other in zip(wanted, vector, strict=True))
-                results.append({"index": job.choice, "relevance_score": score})
-            results.sort(key=lambda result: -result["relevance_score"])
+                results.append({"index": job.choice, "score" if bare else "relevance_score": score})
+                if bare and body.get("return_text"):
+                    results[-1]["text"] = texts[job.choice]
+            results.sort(key=lambda result: -result["score" if bare else "relevance_score"])
+            if bare:
+                send_json(exchange, results[:most])
+                return
             usage = {"prompt_tokens": count, "total_tokens": count}
             shown = {"model": self._model, "object": "list", "usage": usage, "results": results[:most]}
             send_json(exchange, shown)
 
         self._compute(exchange, fault, prompts, reply)
+
+
+def _texts(body: dict[str, Any]) -> list[str]:
+    """What to rank: the first of both fields that is a list of texts."""
+    for name in ("documents", "texts"):
+        value = body.get(name)
+        if isinstance(value, list) and all(isinstance(text, str) for text in value):
+            return value
+    return []

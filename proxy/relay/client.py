@@ -4,12 +4,12 @@ aiohttp parses requests; answers go past it. A stream of tokens costs one `trans
 socket then, with no task woken and nothing encoded twice.
 """
 
-from enum import Enum, auto
 from typing import Any, Final
 
 from aiohttp import HttpVersion11, web
 
 from proxy.dialects.contract import Headers
+from proxy.relay.contract import Framing
 from proxy.relay.framing import LAST_CHUNK
 from proxy.relay.frontend import ClientConnection
 from proxy.relay.headers import render_head, status_line
@@ -32,16 +32,6 @@ class _Sent(web.StreamResponse):
 # Shared by all requests: aiohttp only asks them whether to keep the connection.
 _KEEP: Final = _Sent(keep_alive=True)
 _CLOSE: Final = _Sent(keep_alive=False)
-
-
-class Framing(Enum):
-    """How the body's end is told to the client."""
-
-    UNDECIDED = auto()
-    CHUNKED = auto()
-    LENGTH = auto()
-    UNTIL_CLOSE = auto()  # HTTP/1.0
-    NONE = auto()  # HEAD, 204, 304
 
 
 class Client:

@@ -1,8 +1,63 @@
-"""How an attempt ends: with an answer given, or with a failure. Owns no I/O; must not know aiohttp."""
+"""Whom an attempt's answer goes to, and how an attempt ends. Owns no I/O; must not know aiohttp."""
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Protocol
 
 import msgspec
 
+from proxy.dialects.contract import Headers
 from scheduler.domain import Failure
+
+
+class Framing(Enum):
+    """How the body's end is told to the client."""
+
+    UNDECIDED = auto()
+    CHUNKED = auto()
+    LENGTH = auto()
+    UNTIL_CLOSE = auto()  # HTTP/1.0
+    NONE = auto()  # HEAD, 204, 304
+
+
+class Flow(Protocol):
+    """What an exchange needs of a connection that it writes to."""
+
+    on_drained: Callable[[], None] | None
+    behind: bool
+    sent_bytes: int
+    transport: asyncio.Transport | None
+
+
+class Receiver(Protocol):
+    """Who takes an engine's answer: a `Client`, whose docstrings say what each part means, or a `Collector`."""
+
+    framing: Framing
+    head_sent: bool
+    committed: bool
+    inside_chunk: bool
+
+    @property
+    def connection(self) -> Flow:
+        """Where the bytes go."""
+        ...
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Settle status and headers."""
+        ...
+
+    def write(self, body: bytes, *, last: bool = False) -> None:
+        """Take body bytes."""
+        ...
+
+    def pipe(self, raw: bytes, *, last: bool = False) -> None:
+        """Take framed body bytes; only where `framing` is CHUNKED."""
+        ...
+
+    def reply(self, status: int, headers: Headers, body: bytes) -> None:
+        """Take a whole answer."""
+        ...
 
 
 class Exchanged(msgspec.Struct):

@@ -15,9 +15,8 @@ import structlog
 
 from proxy.dialects.contract import ErrorBody, Headers, Outgoing, ReplyTransform, TruncatedReply, Watch
 from proxy.endpoint import Endpoint
-from proxy.relay.client import Client, Framing
 from proxy.relay.connection import EngineConnection
-from proxy.relay.contract import AttemptError, Exchanged
+from proxy.relay.contract import AttemptError, Exchanged, Framing, Receiver
 from proxy.relay.framing import ChunkedBody, FramingError, ReplyHead
 from proxy.relay.headers import render_head, to_client, to_engine, unsized
 from proxy.relay.pool import STALL_TIMEOUT_S, ConnectionPool
@@ -84,7 +83,7 @@ class Transfer:
 
     def __init__(
         self,
-        client: Client,
+        client: Receiver,
         *,
         transform: ReplyTransform | None,
         watch: Watch | None,
@@ -346,7 +345,7 @@ class Transfer:
 async def exchange(
     pool: ConnectionPool,
     outgoing: Outgoing,
-    client: Client,
+    client: Receiver,
     *,
     transform: ReplyTransform | None = None,
     watch: Watch | None = None,

@@ -52,7 +52,7 @@ def real_url() -> Iterator[str]:
         stop_engine(engine)
 
 
-def _client(url: str) -> httpx.AsyncClient:
+def client_of(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {KEY}"}, timeout=60)
 
 
@@ -68,13 +68,13 @@ async def emulated(tmp_path: Path) -> AsyncIterator[Subject]:
         save_path=str(tmp_path),
         answer_tokens=(300, 300),
     )
-    async with engine, _client(engine.url) as client:
+    async with engine, client_of(engine.url) as client:
         yield Subject(engine.url, client, "emulated")
 
 
 @pytest.fixture
 async def real(real_url: str) -> AsyncIterator[Subject]:
-    async with _client(real_url) as client:
+    async with client_of(real_url) as client:
         subject = Subject(real_url, client, "real")
         await subject.erase()
         yield subject

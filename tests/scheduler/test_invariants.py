@@ -64,8 +64,10 @@ class Anything(RuleBasedStateMachine):
         model=st.sampled_from([MODEL, MODEL, OTHER_MODEL, None, "nobody-has:latest"]),
         seats=st.sampled_from([1, 1, 1, 0, 2, 3]),
         wait_s=st.sampled_from([0.0, 2.0, 20.0, 300.0]),
+        divisible=st.booleans(),
+        further=st.booleans(),
     )
-    def arrive(self, model: str | None, seats: int, wait_s: float) -> None:
+    def arrive(self, model: str | None, seats: int, wait_s: float, divisible: bool, further: bool) -> None:
         self.count += 1
         operation = Operation.TOKENIZE if seats == 0 else Operation.CHAT
         self.world.arrive(
@@ -76,6 +78,8 @@ class Anything(RuleBasedStateMachine):
                 arrived_s=self.world.now_s,
                 wait_s=wait_s,
                 operation=operation,
+                divisible=divisible,
+                further=further,
             )
         )
 

@@ -68,6 +68,8 @@ def request(
     wait_s: float = 300.0,
     operation: Operation = Operation.CHAT,
     engines: frozenset[Engine] = frozenset(Engine),
+    divisible: bool = False,
+    further: bool = False,
 ) -> Request:
     """A chat for one slot, unless said otherwise."""
     return Request(
@@ -79,6 +81,8 @@ def request(
         wait_until_s=arrived_s + wait_s,
         seats=seats,
         engines=engines,
+        divisible=divisible,
+        further=further,
     )
 
 
@@ -298,14 +302,17 @@ class World:
                 assert self.view(effect.backend_id).seats_leased <= effect.running_limit
                 assert effect.request_id in self.open
                 assert effect.request_id not in self.committed, "no retry after the first byte"
+                wanted = self.open[effect.request_id]
+                assert wanted.least_seats <= effect.seats <= wanted.seats
             case effects.Dispatch():
                 assert effect.request_id in self.open
                 assert effect.request_id not in self.committed, "no retry after the first byte"
                 assert effect.request_id not in self.running, "at one engine at a time"
                 self.running[effect.request_id] = effect
-                seats = self.open[effect.request_id].seats
-                assert (effect.nonce == "") == (seats == 0)
+                seats = effect.seats
+                assert (effect.nonce == "") == (self.open[effect.request_id].seats == 0)
                 if seats:
+                    assert seats == self.granted[effect.nonce].seats, "what is told is what the store granted"
                     assert effect.nonce in self.granted
                     assert effect.nonce not in self.released
                     known = self.backends[effect.backend_id]

@@ -5,7 +5,6 @@ Living documentation: each test is one thing that a user of the box relies on.
 
 import asyncio
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -16,10 +15,9 @@ import httpx
 import psutil
 import pytest
 
-from proxy.backends.control import Control
-from proxy.endpoint import Endpoint
 from tests.real_engine import MODEL_NAME
 from tests.slotgate_process import SlotgateProcess, real_config, slotgate
+from tests.stories.gauges import gauges
 from tests.wait import until, until_sync
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
@@ -39,53 +37,22 @@ def body(prompt: str, tokens: int = 8, **more: object) -> dict[str, object]:
     return {"model": MODEL_NAME, "prompt": prompt, "stream": False, "options": {"num_predict": tokens}} | more
 
 
-def _endpoint(running: SlotgateProcess, name: str) -> Endpoint:
-    backend = next(each for each in running.backends() if each.name == name)
-    [key_file] = running.state_dir.rglob(f"{name}.key")
-    headers = (("Authorization", f"Bearer {key_file.read_text().strip()}"),)
-    return Endpoint("localhost", unix_path=backend.endpoint.removeprefix("unix:"), headers=headers)
-
-
-class Gauges:
-    """The engines' own counters, read beside the load: the truth about what slotgate sends them."""
-
-    def __init__(self, running: SlotgateProcess) -> None:
-        self._controls = [Control(_endpoint(running, backend.name), 10) for backend in running.backends()]
-        self.processing = 0
-        self.deferred = 0
-        self.samples = 0
-
-    async def watch(self) -> None:
-        """Sample for ever, every half second: oftener would itself disturb the engines."""
-        while True:
-            for control in self._controls:
-                text = (await control.get("/metrics")).body.decode()
-                processing = re.search(r"^llamacpp:requests_processing (\d+)", text, re.MULTILINE)
-                deferred = re.search(r"^llamacpp:requests_deferred (\d+)", text, re.MULTILINE)
-                assert processing is not None
-                assert deferred is not None
-                self.processing = max(self.processing, int(processing[1]))
-                self.deferred = max(self.deferred, int(deferred[1]))
-                self.samples += 1
-            await asyncio.sleep(0.5)
-
-
 async def test_a_hundred_at_once_use_both_backends_and_never_the_engines_queues(running: SlotgateProcess) -> None:
-    gauges = Gauges(running)
-    watching = asyncio.ensure_future(gauges.watch())
-    async with httpx.AsyncClient(base_url=running.url, timeout=240, limits=httpx.Limits(max_connections=100)) as client:
+    async with (
+        gauges(running) as seen,
+        httpx.AsyncClient(base_url=running.url, timeout=240, limits=httpx.Limits(max_connections=100)) as client,
+    ):
         answers = await asyncio.gather(
             *(client.post("/api/generate", json=body(f"Story number {number}")) for number in range(100))
         )
-    watching.cancel()
 
     assert {answer.status_code for answer in answers} == {200}
     assert all(answer.json()["done"] for answer in answers)
     used = [sum(answer.headers["X-Slotgate-Backend"] == name for answer in answers) for name in ("cpu-0", "cpu-1")]
     assert min(used) >= 40, used
-    assert gauges.samples > 4
-    assert gauges.processing <= LIMIT
-    assert gauges.deferred == 0
+    assert seen.samples > 4
+    assert seen.processing <= LIMIT
+    assert seen.deferred == 0
 
 
 def test_the_script_of_the_field_works_unchanged(running: SlotgateProcess, tmp_path: Path) -> None:

@@ -22,8 +22,14 @@ from scheduler.domain import Engine
         ("/tokenize", {"content": "x"}, 0),
         ("/detokenize", {"tokens": [1]}, 0),
         ("/apply-template", {"messages": []}, 0),
-        ("/rerank", {"documents": ["a", "b"]}, 1),
-        ("/embedding", {"content": ["a", "b"]}, 1),
+        ("/rerank", {"documents": ["a", "b"]}, 2),
+        ("/v1/rerank", {"texts": ["a", "b", "c"]}, 3),
+        ("/rerank", {"documents": ["a", 5], "texts": ["a", "b", "c"]}, 3),
+        ("/rerank", {"documents": [], "texts": ["a", "b", "c"]}, 1),
+        ("/rerank", {"documents": "a"}, 1),
+        ("/embedding", {"content": ["a", "b"]}, 2),
+        ("/embedding", {"content": ["a", "b"], "input": "c"}, 1),
+        ("/embedding", {"content": ["a", 5]}, 1),
     ],
 )
 def test_seats(path: str, fields: dict[str, Any], seats: int) -> None:

@@ -27,7 +27,7 @@ CHAT = "/v1/chat/completions"
         ("/v1/completions", {"prompt": ["x", "y"], "n": 2}, 4),
         ("/v1/completions", {"prompt": [1, 2, 3]}, 1),
         ("/v1/completions", {"prompt": [[1, 2], [3]]}, 2),
-        ("/v1/embeddings", {"input": ["a", "b"]}, 1),
+        ("/v1/embeddings", {"input": ["a", "b"]}, 2),
         ("/v1/responses", {"input": "x"}, 1),
     ],
 )

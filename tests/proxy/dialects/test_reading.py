@@ -1,4 +1,4 @@
-from proxy.dialects.reading import choices, image_bytes, names, prompts
+from proxy.dialects.reading import choices, embed_inputs, image_bytes, names, prompts
 
 
 def test_choices_as_llama_server_counts_them() -> None:
@@ -9,7 +9,19 @@ def test_choices_as_llama_server_counts_them() -> None:
 
 
 def test_prompts() -> None:
-    assert [prompts(value) for value in ("x", ["a", "b"], [1, 2], [[1], [2]], [], None)] == [1, 2, 1, 2, 1, 1]
+    mixed = ["a", [5, 6], {"prompt_string": "b"}]
+    given: tuple[object, ...] = ("x", ["a", "b"], [1, 2], [[1], [2]], ["a", 5, 6], mixed, [], None)
+    assert [prompts(value) for value in given] == [1, 2, 1, 2, 1, 3, 1, 1]
+
+
+def test_inputs_of_an_embedding() -> None:
+    assert embed_inputs({"content": ["a", "b"]}, "input", "content") == ("content", 2)
+    assert embed_inputs({"content": ["a", "b"], "input": ["a", "b", "c"]}, "input", "content") == ("input", 3)
+    assert embed_inputs({"input": ["a"], "content": ["a", "b"]}, "input", "content") == ("", 1)
+    single: list[object] = ["a", ["a"], [1, 2], [], None]
+    for given in single:
+        assert embed_inputs({"input": given}, "input", "content") == ("", 1)
+    assert embed_inputs({}, "input", "content") == ("", 1)
 
 
 def test_images() -> None:
