@@ -138,6 +138,41 @@ class Backend(msgspec.Struct, frozen=True):
     """Where occupancy comes from beside our leases: "slots" (the engine's /slots) or "leases" (nothing better)."""
 
 
+class Prompt(msgspec.Struct, frozen=True):
+    """A request's canonical prompt (see `proxy.dialects.canonical`), as far as it can be compared with another."""
+
+    blocks: tuple[int, ...]
+    """One hash per full block of `BLOCK_BYTES`, each over everything up to its end: equal ones mean equal prefixes."""
+    ends: tuple[tuple[int, int], ...]
+    """(bytes, hash of everything so far) at the end of each message, ascending; the last is the whole prompt."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Length of the whole canonical prompt."""
+        return self.ends[-1][0] if self.ends else 0
+
+
+BLOCK_BYTES = 256
+"""About 64 tokens of English."""
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """What one answer cost. None: not told."""
+
+    prompt_tokens: int | None = None
+    """All of the prompt, cached part included."""
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_ms: float | None = None
+    """The engine's own time for the part that was not cached, without waiting and without copies."""
+    output_ms: float | None = None
+    """The engine's own time from the first token to the last."""
+    first_byte_ms: float | None = None
+    """From sending the request to the first byte of its answer, as seen here: copies and waiting included."""
+    slot: int | None = None
+    """The slot that answered."""
+
+
 class Report(msgspec.Struct, frozen=True):
     """What one look at a backend saw. Fields that the engine does not tell are None, never zero."""
 
@@ -176,6 +211,10 @@ class Request(msgspec.Struct, frozen=True):
     tenant: str = ""
     priority: str = "normal"
     prompt_bytes: int = 0
+    prompt: Prompt | None = None
+    """None where nothing can be reused, or nobody can tell."""
+    max_output_tokens: int | None = None
+    """The client's own limit."""
 
     @property
     def least_seats(self) -> int:
@@ -227,6 +266,12 @@ class Candidate(msgspec.Struct, frozen=True):
     cost_ms: float
     """Milliseconds of GPU time: the sum of `terms_ms`."""
     terms_ms: dict[str, float]
+    slot: int | None = None
+    """The idle slot that the engine shall use; None: its own choice."""
+    reused_tokens: int = 0
+    """Tokens of the prompt that are expected to be cached there."""
+    fresh_tokens: int = 0
+    """Tokens of the prompt that are expected to be computed."""
 
 
 class Decision(msgspec.Struct, frozen=True):

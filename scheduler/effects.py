@@ -28,6 +28,8 @@ class Dispatch(msgspec.Struct, frozen=True):
     """1 for the first."""
     seats: int
     """Seats that it holds; of a divisible request maybe fewer than it wants."""
+    slot: int | None = None
+    """The idle slot that it shall run on; None: the engine chooses."""
 
 
 class Reject(msgspec.Struct, frozen=True):

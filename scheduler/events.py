@@ -2,7 +2,7 @@
 
 import msgspec
 
-from scheduler.domain import Backend, Failure, Outcome, Report, Request
+from scheduler.domain import Backend, Failure, Measured, Outcome, Report, Request
 from scheduler.health import Signal
 from scheduler.policy import Policy
 
@@ -84,6 +84,7 @@ class RequestEnded(msgspec.Struct, frozen=True):
 
     request_id: str
     outcome: Outcome
+    measured: Measured | None = None
 
 
 class ClientLeft(msgspec.Struct, frozen=True):
