@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 `handle(event, now_s)` runs to its end before the next event: no locks, and the same events give the same effects. This
 file holds a request's way; the ledger's arrows are in `seats`, what happens to backends in `facts`, who goes next in
-`matching`, and where to in `policy.decide`.
+`matching`, and where to in `decide.decide`.
 
 *A request's way.* An arrival is decided at once. If a backend has room, its seats are kept here and claimed from the
 store (`Claim`); granted, the request is dispatched (`Dispatch`); refused, the store's truth is taken over and the
@@ -40,6 +40,7 @@ from scheduler import events
 from scheduler.admission import down_detail, down_reason, lasting_detail, lasting_reason, may_wait, retry_after_s
 from scheduler.case import Case
 from scheduler.deadlines import Deadlines
+from scheduler.decide import decide
 from scheduler.domain import Decision, Failure, Health, Outcome, Rejection, Snapshot
 from scheduler.effects import Cancel, Dispatch, Effect, Reject, WakeAt
 from scheduler.facts import NOT_NOW, Facts
@@ -47,7 +48,7 @@ from scheduler.filters import could_ever
 from scheduler.health import Signal
 from scheduler.leases import Lease, LeaseState, Ledger
 from scheduler.matching import Matching
-from scheduler.policy import Policy, decide
+from scheduler.policy import Policy
 from scheduler.rates import SlidingSum
 from scheduler.replica import Replica
 from scheduler.retries import RetryBudget

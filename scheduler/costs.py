@@ -34,7 +34,7 @@ def suspect(view: BackendView, case: Case) -> float:
 
 
 def cooling(view: BackendView, case: Case) -> float:
-    """It failed just now. Only seen where the panic rule of `policy.decide` let a cooling backend through."""
+    """It failed just now. Only seen where the panic rule of `decide.decide` let a cooling backend through."""
     return case.policy.cooling_ms if case.now_s < view.cooling_until_s else 0.0
 
 

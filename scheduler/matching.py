@@ -1,15 +1,16 @@
 """Late binding: which waiting ticket gets which backend, once something may fit. Never claims, rejects or dispatches.
 
 Whatever may let a ticket run is told here: `free` where one backend may have become better, `shake` where the change
-reaches further (health, models and policy: the rules *panic* and *again* of `policy.decide` look at all backends).
+reaches further (health, models and policy: the rules *panic* and *again* of `decide.decide` look at all backends).
 `next_match` is then asked until it has no answer; after that no waiting ticket has a candidate.
 """
 
 from scheduler.case import Case
 from scheduler.deadlines import Deadlines
+from scheduler.decide import decide
 from scheduler.domain import Decision
 from scheduler.filters import could_ever
-from scheduler.policy import Policy, decide
+from scheduler.policy import Policy
 from scheduler.replica import BackendState, Replica
 from scheduler.waiting import Queue, Stage, Ticket, WaitingLine, kind_of
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from scheduler import effects, events
+from scheduler.decide import decide
 from scheduler.domain import Decision, Failure, Health, Operation, Outcome, Rejection, Request, Snapshot
 from scheduler.health import Signal
 from scheduler.leases import LeaseState
-from scheduler.policy import Policy, decide
+from scheduler.policy import Policy
 from tests.scheduler.world import OTHER_MODEL, World, backend, claimed, of_type, request, world_of
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from scheduler import effects, events
 from scheduler.core import Scheduler
+from scheduler.decide import decide
 from scheduler.domain import (
     Backend,
     BackendView,
@@ -27,7 +28,7 @@ from scheduler.effects import Effect
 from scheduler.events import Event
 from scheduler.health import Signal
 from scheduler.leases import LeaseState
-from scheduler.policy import Policy, decide
+from scheduler.policy import Policy
 
 E = TypeVar("E", bound=Effect)
 
