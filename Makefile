@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 LOCK := --upgrade --universal --python-version 3.11 --generate-hashes --no-header
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test check format lock bench-relay slow clean
+.PHONY: help demo test check format lock bench-relay bench-routing slow clean
 
 help: ## show this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ slow: $(VENV)/.test ## the field's own script, 100 rounds, on two real engines
 
 bench-relay: $(VENV)/.test ## CPU and latency beside nginx, in one run; ends with one JSON line
 	$(BIN)/python -m tests.bench.relay
+
+bench-routing: $(VENV)/.test ## routing beside other routers, on emulated cards; SEEDS=N; ends with one JSON line
+	$(BIN)/python -m tests.bench.routing $(if $(SEEDS),--seeds=$(SEEDS))
 
 lock: $(VENV)/.test ## pin the newest versions that pyproject.toml and tests/requirements.in allow
 	$(BIN)/uv pip compile -q $(LOCK) --extra embedded -o requirements.lock pyproject.toml

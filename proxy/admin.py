@@ -7,7 +7,6 @@ from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 
-import msgspec
 from aiohttp import web
 
 from proxy import __version__, admin_api
@@ -26,6 +25,7 @@ from proxy.admin_api import (
     StatusAnswer,
     StoreStatus,
 )
+from proxy.admin_policy import AdminPolicy, as_json
 from proxy.backends.fleet import Fleet
 from proxy.dialects.times import unix_seconds
 from proxy.dispatcher import Dispatcher
@@ -46,12 +46,14 @@ class Admin:
         book: RequestBook,
         store: Callable[[], StoreStatus],
         listen: Callable[[], str],
+        policy: AdminPolicy,
     ) -> None:
         self._dispatcher = dispatcher
         self._fleet = fleet
         self._book = book
         self._store = store
         self._listen = listen
+        self._policy = policy
         self._started_s = time.monotonic()
         self._tasks = Tasks()
         self._runner: web.AppRunner | None = None
@@ -73,6 +75,7 @@ class Admin:
         app.router.add_post(admin_api.drain_path("{name}"), self._drain)
         app.router.add_post(admin_api.undrain_path("{name}"), self._undrain)
         app.router.add_post(admin_api.restart_path("{name}"), self._restart)
+        self._policy.add_routes(app.router)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         server = self._runner.server
@@ -94,7 +97,7 @@ class Admin:
         return {view.backend.id: view for view in self._dispatcher.scheduler.snapshot(time.monotonic()).backends}
 
     async def _status(self, _request: web.Request) -> web.Response:
-        return _json(self.status())
+        return as_json(self.status())
 
     def status(self) -> StatusAnswer:
         """The fleet as it is now."""
@@ -132,9 +135,12 @@ class Admin:
                     taken=known.taken,
                     log_path=known.log_path,
                     looked_s_ago=known.looked_s_ago,
+                    gpu_free_bytes=self._free_bytes(known.name),
+                    names_slots=bool(view and view.names_slots),
                 )
             )
         warnings = [self._fleet.discovery.problem] if self._fleet.discovery.problem else []
+        warnings += self._policy.problems
         return StatusAnswer(
             version=__version__,
             listen=self._listen(),
@@ -146,7 +152,12 @@ class Admin:
             running=len(scheduler.running()),
             backends=backends,
             warnings=warnings,
+            estimates=scheduler.outlook.estimates.table(),
         )
+
+    def _free_bytes(self, backend_id: str) -> int | None:
+        memory = self._dispatcher.scheduler.outlook.loads.memory(backend_id, time.monotonic())
+        return None if memory is None else memory.free_bytes
 
     async def _ps(self, _request: web.Request) -> web.Response:
         models: list[LoadedModel] = []
@@ -169,12 +180,13 @@ class Admin:
                 )
                 for residency in view.residencies
             ]
-        return _json(PsAnswer(models=models, requests=self._live()))
+        return as_json(PsAnswer(models=models, requests=self._live()))
 
     def _live(self) -> list[LiveRequest]:
         now_s = time.monotonic()
         scheduler = self._dispatcher.scheduler
         running = {lease.request_id: lease.backend_id for lease in scheduler.running()}
+        outlooks = {request.id: scheduler.outlook_of(request.id, now_s) for request in self._dispatcher.live()}
         return [
             LiveRequest(
                 id=request.id,
@@ -186,6 +198,8 @@ class Admin:
                 backend=running.get(request.id),
                 tenant=request.tenant,
                 priority=request.priority,
+                position=None if (outlook := outlooks[request.id]) is None else outlook[0],
+                expected_wait_s=None if outlook is None else outlook[1],
             )
             for request in self._dispatcher.live()
         ]
@@ -210,10 +224,10 @@ class Admin:
                 known.backends.append(backend_id)
                 if name in loaded:
                     known.loaded_on.append(backend_id)
-        return _json(ModelsAnswer(models=[models[name] for name in sorted(models)]))
+        return as_json(ModelsAnswer(models=[models[name] for name in sorted(models)]))
 
     async def _recent(self, _request: web.Request) -> web.Response:
-        return _json(RecentAnswer(self._book.recent()))
+        return as_json(RecentAnswer(self._book.recent()))
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         """200 while at least one backend can take requests."""
@@ -231,7 +245,7 @@ class Admin:
             return self._unknown(name)
         await self._dispatcher.drain(name, drain=drain)
         view = self._views().get(name)
-        return self._unknown(name) if view is None else _json(DrainAnswer(name, view.draining, _seats_taken(view)))
+        return self._unknown(name) if view is None else as_json(DrainAnswer(name, view.draining, _seats_taken(view)))
 
     async def _restart(self, request: web.Request) -> web.Response:
         name = request.match_info["name"]
@@ -240,15 +254,15 @@ class Admin:
             return self._unknown(name)
         if not known.managed:
             error = f"{name} is external: slotgate did not start it and cannot restart it; restart it where it runs"
-            return _json(ErrorAnswer(error), HTTPStatus.CONFLICT)
+            return as_json(ErrorAnswer(error), HTTPStatus.CONFLICT)
         view = self._views().get(name)
         answer = RestartAnswer(name, known.state, _seats_taken(view) if view else 0)
         self._tasks.start(self._fleet.restart(name), f"restart of {name}")  # an engine may take long to end
-        return _json(answer)
+        return as_json(answer)
 
     def _unknown(self, name: str) -> web.Response:
         known = sorted(status.name for status in self._fleet.status())
-        return _json(ErrorAnswer(f"no backend {name!r}", known), HTTPStatus.NOT_FOUND)
+        return as_json(ErrorAnswer(f"no backend {name!r}", known), HTTPStatus.NOT_FOUND)
 
 
 def _seats_taken(view: BackendView) -> int:
@@ -257,7 +271,3 @@ def _seats_taken(view: BackendView) -> int:
 
 def _gpu(gpu: Gpu | None) -> GpuStatus | None:
     return None if gpu is None else GpuStatus(gpu.index, gpu.name, gpu.uuid, gpu.memory_bytes)
-
-
-def _json(answer: msgspec.Struct, status: int = HTTPStatus.OK) -> web.Response:
-    return web.Response(body=msgspec.json.encode(answer), status=status, content_type="application/json")

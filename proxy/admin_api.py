@@ -7,11 +7,23 @@ from typing import Any
 
 import msgspec
 
+from scheduler.estimates import EstimateRow
+from scheduler.presets import Value
+
 STATUS = "/status"
 PS = "/ps"
 MODELS = "/models"
 RECENT = "/recent"
 HEALTHZ = "/healthz"
+POLICY = "/policy"
+POLICY_SET = "/policy/set"
+POLICY_PRESET = "/policy/preset"
+POLICY_RESET = "/policy/reset"
+
+
+def explain_path(request_id: str) -> str:
+    """GET: why a request ran where it did. Answered by `ExplainAnswer`, or 404 and `ErrorAnswer`."""
+    return f"/requests/{request_id}/explain"
 
 
 def drain_path(backend: str) -> str:
@@ -84,6 +96,10 @@ class BackendStatus(msgspec.Struct):
     """Where its output goes; None for an external one."""
     looked_s_ago: float | None = None
     """Since the last look at it, answered or not."""
+    gpu_free_bytes: int | None = None
+    """Memory of its card that is free; None where the driver does not tell."""
+    names_slots: bool = False
+    """Requests are told which slot to use; False: the engine chooses."""
 
 
 class StoreStatus(msgspec.Struct):
@@ -109,6 +125,8 @@ class StatusAnswer(msgspec.Struct):
     running: int
     backends: list[BackendStatus]
     warnings: list[str] = []
+    estimates: list[EstimateRow] = []
+    """What was learned of each model on each backend, and what is thought until then."""
 
 
 class LoadedModel(msgspec.Struct):
@@ -144,6 +162,10 @@ class LiveRequest(msgspec.Struct):
     backend: str | None = None
     tenant: str = ""
     priority: str = "normal"
+    position: int | None = None
+    """Of a waiting request: its place in line, 1 for the next."""
+    expected_wait_s: float | None = None
+    """Of a waiting request: how long it will probably wait still."""
 
 
 class PsAnswer(msgspec.Struct):
@@ -189,7 +211,12 @@ class RecentRequest(msgspec.Struct):
     first_byte_ms: float | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    predicted_cached_tokens: int | None = None
+    """What `cached_tokens` should have been, by our account of the engine's slots."""
     output_tokens: int | None = None
+    slot: int | None = None
+    """The slot that it ran on, as far as known."""
+    tenant: str = ""
 
 
 class RecentAnswer(msgspec.Struct):
@@ -215,6 +242,136 @@ class RestartAnswer(msgspec.Struct):
     """`BackendStatus.state` when it was asked for."""
     running: int
     """Seats taken there then, by any proxy of the fleet. What has no byte of its answer yet is tried elsewhere."""
+
+
+class PolicySetting(msgspec.Struct):
+    """One key of the policy."""
+
+    key: str
+    value: Value
+    default: Value
+    origin: str
+    """default, preset, config (the configuration file) or set (live)."""
+    takes: str
+    """Type and range, in words."""
+    meaning: str = ""
+
+
+class PolicyPreset(msgspec.Struct):
+    """One ready-made policy."""
+
+    name: str
+    meaning: str
+    changes: dict[str, Value]
+    """What it changes of the defaults."""
+
+
+class PolicyAnswer(msgspec.Struct):
+    """GET /policy: what is in force, and what it is made of."""
+
+    version: int
+    preset: str
+    preset_origin: str
+    """default, config or set."""
+    settings: list[PolicySetting]
+    presets: list[PolicyPreset]
+    file: str
+    """Where what was set live is kept."""
+    problems: list[str] = []
+    """What of that file is not in force, and why."""
+
+
+class PolicySet(msgspec.Struct):
+    """Body of POST /policy/set: keys and values; text is converted to the key's type. All or none."""
+
+    set: dict[str, Value]
+
+
+class PolicyChoice(msgspec.Struct):
+    """Body of POST /policy/preset."""
+
+    preset: str
+
+
+class PolicyReset(msgspec.Struct):
+    """Body of POST /policy/reset: the keys; none means all, and the preset too."""
+
+    keys: list[str] = []
+
+
+class PolicyChange(msgspec.Struct):
+    """One key whose value is another now."""
+
+    key: str
+    before: Value
+    after: Value
+    origin: str
+
+
+class PolicyChangedAnswer(msgspec.Struct):
+    """POST /policy/...: what is in force now. 400 and `ErrorAnswer`: nothing has changed."""
+
+    version: int
+    preset: str
+    changes: list[PolicyChange]
+
+
+class ExplainedCandidate(msgspec.Struct):
+    """A backend that could have run the request."""
+
+    backend: str
+    cost_ms: float
+    """Milliseconds of GPU time: the sum of `terms_ms`."""
+    terms_ms: dict[str, float]
+    slot: int | None = None
+    """The idle slot that it would have got; None: the engine's choice."""
+    reused_tokens: int = 0
+    """Tokens of the prompt expected to be cached there."""
+    fresh_tokens: int = 0
+    """Tokens of the prompt expected to be computed there."""
+
+
+class ExplainedDecision(msgspec.Struct):
+    """One decision about a request, as it was made."""
+
+    at_unix_s: float
+    policy_version: int
+    ranking: list[ExplainedCandidate]
+    """Best first; empty: no backend could take it."""
+    rejections: dict[str, str]
+    """Backend -> why it could not."""
+    slot: int | None = None
+    """The slot that the request was sent to; None: the engine's choice, or not sent."""
+    predicted_cached_tokens: int | None = None
+    details: dict[str, str] = {}
+    """Backend -> the numbers behind its rejection, where there are any."""
+
+
+class ExplainedAnswer(msgspec.Struct):
+    """What an answer cost, as the engine told; None where it did not."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_ms: float | None = None
+    output_ms: float | None = None
+    first_byte_ms: float | None = None
+    """From sending the request to the first byte of its answer."""
+    slot: int | None = None
+
+
+class ExplainAnswer(msgspec.Struct):
+    """GET explain: why a request ran where it did, and what came of it."""
+
+    id: str
+    decisions: list[ExplainedDecision]
+    """Oldest first: one for each attempt, and one for a refusal."""
+    outcome: str | None = None
+    """As in `RecentRequest`; None while it waits or runs."""
+    ended_at_unix_s: float | None = None
+    answer: ExplainedAnswer | None = None
+    request: RecentRequest | None = None
+    """How it ended, while that is remembered."""
 
 
 class ErrorAnswer(msgspec.Struct):

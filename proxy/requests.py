@@ -11,7 +11,7 @@ from collections.abc import Callable
 from proxy.admin_api import RecentRequest
 from proxy.dialects import Usage
 from proxy.telemetry.access_log import AccessLine, AccessLog, Phase, termination
-from scheduler.domain import Outcome
+from scheduler.domain import Measured, Outcome
 
 KEPT = 512
 """Ended requests that are remembered."""
@@ -21,9 +21,9 @@ class RequestRecord:
     """One request while it is being answered. Times are seconds on the monotonic clock."""
 
     __slots__ = (
-        "arrived_s", "attempts", "backend", "bytes_in", "bytes_out", "client", "detail", "dialect", "first_byte_s",
-        "id", "method", "model", "operation", "outcome", "path", "phase", "queued_s", "status", "usage",
-        "waiting_since_s",
+        "arrived_s", "attempts", "backend", "bytes_in", "bytes_out", "client", "detail", "dialect", "expected_wait_s",
+        "first_byte_s", "id", "measured", "method", "model", "operation", "outcome", "path", "phase", "position",
+        "predicted", "priority", "queued_s", "slot", "status", "tenant", "usage", "waiting_since_s",
     )  # fmt: skip
 
     def __init__(self, request_id: str, method: str, path: str, client: str, now_s: float) -> None:
@@ -31,6 +31,9 @@ class RequestRecord:
         self.method = method
         self.path = path
         self.client = client
+        self.tenant = client
+        """Whose it is, as far as its headers tell; see `tenancy`."""
+        self.priority = "normal"
         self.arrived_s = now_s
         self.dialect: str | None = None
         self.operation: str | None = None
@@ -42,25 +45,45 @@ class RequestRecord:
         self.phase = Phase.REQUEST
         self.detail = ""
         self.attempts = 0
-        self.waiting_since_s = now_s
+        self.waiting_since_s: float | None = None
+        """None: it does not wait."""
         self.queued_s: float | None = None
         self.first_byte_s: float | None = None
         self.bytes_in = 0
         self.bytes_out = 0
         self.usage: Usage | None = None
+        self.measured: Measured | None = None
+        """What its answer cost, if it is complete."""
+        self.slot: int | None = None
+        """The slot that it ran on, as far as known."""
+        self.predicted: int | None = None
+        """Tokens of its prompt that should have been cached; None: nobody could tell."""
+        self.position: int | None = None
+        """Its place in line when it began to wait, 1 for the next; None: it never did."""
+        self.expected_wait_s: float | None = None
+        """How long it would probably wait, then; None: nobody could tell."""
 
     def waits(self, now_s: float) -> None:
         """It waits for a slot from now on."""
         self.phase = Phase.QUEUE
         self.waiting_since_s = now_s
 
-    def waited(self, now_s: float) -> None:
-        """It waits no longer."""
-        self.queued_s = (self.queued_s or 0.0) + now_s - self.waiting_since_s
+    def stands(self, outlook: tuple[int, float | None] | None) -> None:
+        """Its place in line and expected wait, as it begins to wait; None: it need not. Only the first time counts."""
+        if outlook is not None and self.position is None:
+            self.position, self.expected_wait_s = outlook
 
-    def placed(self, backend: str, now_s: float) -> None:
-        """It has a slot."""
+    def waited(self, now_s: float) -> None:
+        """It waits no longer, if it did."""
+        if self.waiting_since_s is not None:
+            self.queued_s = (self.queued_s or 0.0) + now_s - self.waiting_since_s
+            self.waiting_since_s = None
+
+    def placed(self, backend: str, now_s: float, slot: int | None = None, predicted: int | None = None) -> None:
+        """It has a slot; `slot` says which, where we do."""
         self.backend = backend
+        self.slot = slot
+        self.predicted = predicted
         self.attempts += 1
         self.waited(now_s)
         self.phase = Phase.HEAD
@@ -111,7 +134,10 @@ class RequestBook:
             bytes_out=record.bytes_out,
             prompt_tokens=usage.prompt_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
+            predicted_cached_tokens=record.predicted,
             output_tokens=usage.output_tokens if usage else None,
+            slot=record.slot,
+            tenant=record.tenant,
             client=record.client,
             request=record.id,
             detail=record.detail,
@@ -128,7 +154,9 @@ class RequestBook:
                 id=line.request, ended_at_unix_s=at_unix_s, status=line.status, outcome=line.outcome,
                 termination=line.termination, total_ms=line.total_ms, dialect=line.dialect, operation=line.operation,
                 model=line.model, backend=line.backend, queue_ms=line.queue_ms, first_byte_ms=line.first_byte_ms,
-                prompt_tokens=line.prompt_tokens, cached_tokens=line.cached_tokens, output_tokens=line.output_tokens,
+                prompt_tokens=line.prompt_tokens, cached_tokens=line.cached_tokens,
+                predicted_cached_tokens=line.predicted_cached_tokens, output_tokens=line.output_tokens, slot=line.slot,
+                tenant=line.tenant,
             )
             for at_unix_s, line in self._ended
         ]  # fmt: skip

@@ -17,6 +17,7 @@ from proxy.inference import Inference
 from proxy.origins import Origins
 from proxy.relay import BodyTooLarge, Client, check_request, read_body
 from proxy.requests import RequestBook, RequestRecord
+from proxy.tenancy import Tenancy
 from scheduler.domain import Dialect, Outcome
 
 log = structlog.get_logger("slotgate.server")
@@ -32,12 +33,14 @@ class Server:
         book: RequestBook,
         limits: LimitsConfig,
         origins: Origins,
+        tenancy: Tenancy,
     ) -> None:
         self._inference = inference
         self._catalog = catalog
         self._book = book
         self.limits = limits
         self.origins = origins
+        self.tenancy = tenancy
         self._open_bytes = 0
         """Size of the bodies of all requests that are being answered."""
 
@@ -112,6 +115,7 @@ class Server:
         call = dialects.read_call(route, body, request.headers.items())
         record.operation = call.operation.value
         record.model = call.model
+        record.tenant, record.priority = self.tenancy.of(request.headers, record.client)
         self._open_bytes += len(body)
         try:
             await self._inference.run(call, client, record, headers)

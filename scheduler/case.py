@@ -1,20 +1,16 @@
 """What one decision is about: the argument of every filter and every cost term. Owns no rules."""
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from scheduler.domain import Request
-
-if TYPE_CHECKING:  # the policy's module runs the tables whose functions take a case
-    from scheduler.policy import Policy
+from scheduler.policy import Policy
 
 
 class Case(msgspec.Struct, frozen=True):
     """A request to be placed, under a policy, at a time."""
 
     request: Request
-    policy: "Policy"
+    policy: Policy
     now_s: float
     tried: frozenset[str] = frozenset()
     """Backends that already failed this request."""

@@ -13,8 +13,7 @@ because its client left; then nothing of it is remembered but its lease, for as 
 
 *Late binding.* A ticket belongs to no backend. Whatever may let a ticket run is told to `matching`, and before `handle`
 returns `_settle` sends tickets until nothing fits any more. So this always holds between events: no waiting ticket has
-a candidate. Nothing polls and nothing is rescanned: a freed seat costs one look at the head of each queue (tickets that
-all backends treat alike share a queue) and one decision per claim.
+a candidate, but those that `matching` lets hold for a better one. Nothing polls and nothing is rescanned.
 
 *Room* is the running limit less our leases, less the seats of other proxies as the store last told, less foreign use as
 the engine last told (see `reconcile`). All three only ever delay a claim; the store decides it. A refusal that the
@@ -26,9 +25,6 @@ OVERLOADED are no failures: the engine asked for a pause, which it gets, and the
 
 *Abandoned seats.* Where the engine may work on for a request that is gone, the seat counts as busy until a look that
 began later shows it idle, or a grace time has passed where the engine cannot be looked at, or the engine restarts.
-
-*Overtaking.* A request for several seats would starve behind single ones that take each seat as it falls free. Once it
-waited `overtake_s`, the seats of one backend are kept for it.
 """
 
 from collections.abc import Callable
@@ -37,19 +33,16 @@ from math import inf
 from typing import Any
 
 from scheduler import events
-from scheduler.admission import down_detail, down_reason, lasting_detail, lasting_reason, may_wait, retry_after_s
-from scheduler.case import Case
+from scheduler.admission import Admission, may_wait
 from scheduler.deadlines import Deadlines
-from scheduler.decide import decide
-from scheduler.domain import Decision, Failure, Health, Outcome, Rejection, Snapshot
-from scheduler.effects import Cancel, Dispatch, Effect, Reject, WakeAt
+from scheduler.domain import Decision, Failure, Health, Measured, Outcome, Rejection, Snapshot
+from scheduler.effects import Cancel, Dispatch, Effect, WakeAt
 from scheduler.facts import NOT_NOW, Facts
-from scheduler.filters import could_ever
 from scheduler.health import Signal
 from scheduler.leases import Lease, LeaseState, Ledger
 from scheduler.matching import Matching
+from scheduler.outlook import Outlook
 from scheduler.policy import Policy
-from scheduler.rates import SlidingSum
 from scheduler.replica import Replica
 from scheduler.retries import RetryBudget
 from scheduler.seats import Seats
@@ -73,11 +66,13 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._ledger = Ledger()
         self._replica = Replica(self._ledger)
-        self._matching = Matching(policy, self._replica, self._deadlines)
-        self._seats = Seats(self._ledger, self._replica, self._deadlines, self._effects, self._matching.free)
-        self._facts = Facts(policy, self._replica, self._seats, self._matching, self._deadlines, self._effects)
+        self.outlook = outlook = Outlook(self._ledger)
+        self._matching = Matching(policy, self._replica, self._deadlines, outlook)
+        self._seats = Seats(self._ledger, self._replica, self._deadlines, self._effects, self._matching.free, outlook)
+        self._facts = Facts(policy, self._replica, self._seats, self._matching, self._deadlines, self._effects, outlook)
+        self._shares = self._matching.shares
         self._budget = RetryBudget(policy.retry_window_s)
-        self._completions = SlidingSum(policy.completions_window_s)
+        self._admission = Admission(policy, self._matching.line, self._replica)
         self._wake_at_s = inf
         self._arrivals = 0
         self._stopping = False
@@ -86,6 +81,7 @@ class Scheduler:
             events.BackendLeft: lambda event: self._adopt(self._facts.left(event.backend_id, self._now_s)),
             events.BackendSignalled: lambda event: self._signal(event.backend_id, event.signal),
             events.BackendReported: lambda event: self._facts.reported(event.report, self._now_s),
+            events.GpuReported: self._facts.gpu_reported,
             events.OccupancyReported: lambda event: self._facts.occupancy(event, self._now_s),
             events.RequestArrived: self._request_arrived,
             events.ClaimGranted: self._claim_granted,
@@ -97,8 +93,8 @@ class Scheduler:
             events.DrainRequested: lambda event: self._signal(event.backend_id, Signal.DRAIN),
             events.UndrainRequested: lambda event: self._signal(event.backend_id, Signal.UNDRAIN),
             events.PolicyChanged: self._policy_changed,
-            events.StoppingAnnounced: self._stopping_announced,
-            events.TimePassed: self._time_passed,
+            events.StoppingAnnounced: lambda _event: setattr(self, "_stopping", True),
+            events.TimePassed: lambda _event: setattr(self, "_wake_at_s", inf),  # if early, it is asked for again
         }
 
     def handle(self, event: events.Event, now_s: float) -> tuple[Effect, ...]:
@@ -138,6 +134,13 @@ class Scheduler:
         """Copies of the tickets that wait, in order of arrival."""
         return tuple([copy(ticket) for ticket in self._matching.line])
 
+    def outlook_of(self, request_id: str, now_s: float) -> tuple[int, float | None] | None:
+        """Of one that waits: its place in line, 1 for the next, and the seconds it will wait still; None: unknown."""
+        ticket = self._open.get(request_id)
+        if ticket is None or ticket.stage is not Stage.WAITING:
+            return None
+        return self._matching.line.before(ticket) + 1, self._admission.expected_wait_s(ticket, now_s)
+
     def running(self) -> tuple[Lease, ...]:
         """Copies of all leases, held, being claimed or abandoned: what the store must not forget."""
         return tuple([copy(lease) for lease in self._ledger])
@@ -164,27 +167,22 @@ class Scheduler:
 
     def _place(self, ticket: Ticket) -> None:
         """Find a backend for a ticket that stands in no line; else let it wait, or refuse it."""
+        if ticket.stage is Stage.CLAIMING:
+            self._runs_no_more(ticket)
         ticket.lease = None
-        decision = decide(self._replica.snapshot(self._now_s), ticket.request, self._policy, ticket.tried)
+        refusal = self._admission.refusal(ticket, self._now_s)
+        decision, goes = self._matching.judge(ticket, self._now_s, may_hold=refusal is None)
         ticket.decision = decision
-        if decision.ranking:
+        if goes:
+            self._matching.forgive(ticket.rank, ticket.request.tenant)
             self._send(ticket, decision)
-        elif not may_wait(decision):
+        elif not decision.ranking and not may_wait(decision):
             self._reject_for_good(ticket, decision)
-        elif len(self._matching.line) >= self._policy.max_waiting and not self._may_exceed(ticket):
-            self._reject(ticket, Rejection.QUEUE_FULL, f"{len(self._matching.line)} requests wait already")
-        elif self._now_s >= ticket.request.wait_until_s:
-            self._reject(ticket, Rejection.WAITED_TOO_LONG, "no slot is free, and the request must not wait for one")
+        elif refusal is not None:
+            self._reject(ticket, *refusal)
         else:
             ticket.admitted = True
             self._matching.add(ticket, self._now_s)
-
-    def _may_exceed(self, ticket: Ticket) -> bool:
-        """Whether a ticket may wait though the line is full: one that had its turn may, as many as there are seats."""
-        if not ticket.admitted:
-            return False
-        seats = sum(state.backend.running_limit for state in self._replica.states())
-        return len(self._matching.line) < self._policy.max_waiting + seats
 
     def _send(self, ticket: Ticket, decision: Decision) -> None:
         """Claim the best backend's seats for a ticket that stands in no line."""
@@ -201,15 +199,22 @@ class Scheduler:
             self._dispatch(ticket, "")
             return
         ticket.lease = self._seats.claim(ticket.request, backend, self._now_s)
+        self.outlook.claimed(ticket.lease, ticket.request, decision.ranking[0])
         ticket.stage = Stage.CLAIMING
+        self._matching.began(ticket.request.tenant)
 
     def _dispatch(self, ticket: Ticket, nonce: str) -> None:
         assert ticket.decision is not None  # noqa: S101 - nothing is sent undecided
         ticket.stage = Stage.RUNNING
         ticket.attempts += 1
-        seats = 0 if ticket.lease is None else ticket.lease.seats
+        seats, slot = 0, None
+        if (lease := ticket.lease) is not None:
+            seats = lease.seats
+            if lease.work is not None:
+                slot, ticket.charged = lease.work.slot, lease.work.weighted_tokens(self._policy.output_weight)
+            self._shares.charge(ticket.rank, ticket.request.tenant, ticket.charged, self._policy.quantum_tokens)
         self._effects.append(
-            Dispatch(ticket.request.id, ticket.backend_id, nonce, ticket.decision, ticket.attempts, seats)
+            Dispatch(ticket.request.id, ticket.backend_id, nonce, ticket.decision, ticket.attempts, seats, slot)
         )
 
     def _claim_granted(self, event: events.ClaimGranted) -> None:
@@ -219,13 +224,14 @@ class Scheduler:
         ticket = self._open[lease.request_id]
         state = self._replica.get(lease.backend_id)
         if state is not None and state.usable:
+            self._facts.granted(lease, ticket.request, self._now_s)
             self._dispatch(ticket, lease.nonce)
             return
         self._seats.give_back(lease, self._now_s)  # it went down, or is drained, while the store was asked
         self._place(ticket)
 
     def _claim_refused(self, event: events.ClaimRefused) -> None:
-        lease = self._seats.refuse(event.nonce)
+        lease = self._seats.refuse(event.nonce, self._now_s)
         if lease is None:
             return
         if lease.counted:
@@ -240,6 +246,9 @@ class Scheduler:
         ticket.committed = True
         if ticket.lease is not None:
             ticket.lease.committed = True
+            self.outlook.answered(ticket.lease, self._now_s)
+            if self._policy.max_prefills:
+                self._matching.free(ticket.backend_id)
         self._facts.answered(ticket.backend_id, ticket.epoch, self._now_s)
 
     def _attempt_failed(self, event: events.AttemptFailed) -> None:
@@ -252,6 +261,7 @@ class Scheduler:
         if ticket.committed:
             del self._open[event.request_id]
             return
+        self._shares.charge(ticket.rank, ticket.request.tenant, -ticket.charged, self._policy.quantum_tokens)
         ticket.tried |= {ticket.backend_id}
         ticket.last_failure = f"{ticket.backend_id}: {failure.value}{f' ({event.detail})' if event.detail else ''}"
         if failure in NOT_NOW:
@@ -266,10 +276,6 @@ class Scheduler:
         else:
             self._place(ticket)
 
-    def _time_passed(self, _event: events.TimePassed) -> None:
-        """A timer may go off a little early: what it was for is asked for again."""
-        self._wake_at_s = inf
-
     def _request_ended(self, event: events.RequestEnded) -> None:
         ticket = self._open.get(event.request_id)
         if ticket is None:
@@ -278,8 +284,17 @@ class Scheduler:
         if ticket.stage is Stage.RUNNING and outcome is Outcome.TRUNCATED:
             self._facts.failed(ticket.backend_id, ticket.epoch, Failure.TRUNCATED, self._now_s)
         elif ticket.stage is Stage.RUNNING and outcome is Outcome.DONE and ticket.lease is not None:
-            self._completions.add(ticket.lease.seats, self._now_s)
+            self._admission.completed(ticket.lease.seats, self._now_s)
+            self._learn(ticket, ticket.lease, event.measured or Measured())
         self._forget(ticket, idle=outcome in SEAT_FREE)
+
+    def _learn(self, ticket: Ticket, lease: Lease, measured: Measured) -> None:
+        """An answer is complete: what it cost, and what its slot holds now."""
+        self._facts.learned(lease, ticket.request, measured, self._now_s)
+        if measured.prompt_tokens is not None:
+            fresh = measured.prompt_tokens - (measured.cached_tokens or 0)
+            used = fresh + self._policy.output_weight * (measured.output_tokens or 0) - ticket.charged
+            self._shares.charge(ticket.rank, ticket.request.tenant, used, self._policy.quantum_tokens)
 
     def _client_left(self, event: events.ClientLeft) -> None:
         ticket = self._open.get(event.request_id)
@@ -297,69 +312,67 @@ class Scheduler:
         elif ticket.stage is Stage.WAITING:
             self._matching.remove(ticket)
         elif ticket.lease is not None:
+            self._runs_no_more(ticket)
             self._seats.disown(ticket.lease, self._now_s)
 
     def _leave_seat(self, ticket: Ticket, *, idle: bool) -> None:
         lease = ticket.lease
         if lease is None:
             return
+        self._runs_no_more(ticket)
         if idle:
             self._seats.give_back(lease, self._now_s)
         else:
             self._seats.abandon(lease, self._policy, self._now_s)
 
-    def _adopt(self, request_ids: list[str]) -> None:
-        """Place requests anew whose claims went to an engine that is gone."""
-        for request_id in request_ids:
-            self._place(self._open[request_id])
-
-    # Refusals
+    def _runs_no_more(self, ticket: Ticket) -> None:
+        """A request has, and is claiming, no seat any more: its tenant may run another one."""
+        self._shares.ended(ticket.request.tenant)
+        if self._policy.tenant_max_running:
+            self._matching.free_all()
 
     def _reject(self, ticket: Ticket, reason: Rejection, detail: str, retry_after: float | None = None) -> None:
         """Refuse a request that is at no engine and in no line. Without `retry_after`: estimated."""
         del self._open[ticket.request.id]
-        if ticket.last_failure:
-            detail = f"{detail}; last, {ticket.last_failure}"
-        if retry_after is None:
-            pace = self._completions.per_s(self._now_s)
-            retry_after = retry_after_s(self._matching.line.seats + ticket.request.least_seats, pace, self._policy)
-        self._effects.append(Reject(ticket.request.id, reason, detail, retry_after, ticket.decision))
+        self._effects.append(self._admission.rejected(ticket, reason, detail, self._now_s, retry_after))
 
     def _reject_for_good(self, ticket: Ticket, decision: Decision) -> None:
         """Refuse a request that no backend will ever take: coming back later does not help."""
-        reason = lasting_reason(decision)
         del self._open[ticket.request.id]
-        detail = lasting_detail(reason, ticket.request, self._replica.views())
-        self._effects.append(Reject(ticket.request.id, reason, detail, None, decision))
+        self._effects.append(self._admission.rejected_for_good(ticket, decision))
 
     def _due(self, kind: str, key: str) -> None:
         """A deadline has come."""
         if kind == "wait":
             ticket = self._open[key]
-            is_down = self._matching.is_down(ticket)
+            why = self._admission.expired(ticket, self._now_s, is_down=self._matching.is_down(ticket))
             self._matching.remove(ticket)
-            if is_down:
-                detail = down_detail(ticket.request, self._replica.views())
-                self._reject(ticket, down_reason(ticket.decision), detail)
-            else:
-                waited_s = self._now_s - ticket.request.arrived_s
-                self._reject(ticket, Rejection.WAITED_TOO_LONG, f"no slot fell free within {waited_s:.0f} s")
+            self._reject(ticket, *why)
         elif kind == "overtake":
             self._matching.is_overdue(self._open[key], self._now_s)
-        elif kind == "cool":
+        elif kind == "cool" or kind.startswith("prefill "):
             self._matching.free(key)
+        elif kind == "hold":
+            self._matching.free_all()
         elif kind == "fresh":
             self._facts.unconfirmed(key)
         elif kind == "grace":
             self._seats.seen_idle(key, self._now_s)
 
-    # The rest
+    def _adopt(self, request_ids: list[str]) -> None:
+        """Requests whose claims went to an engine that is gone stand in line, each where its age puts it."""
+        for request_id in request_ids:
+            ticket = self._open[request_id]
+            self._runs_no_more(ticket)
+            ticket.lease = None
+            self._matching.add(ticket, self._now_s)
+        if request_ids:
+            self._matching.shake()
 
     def _settle(self) -> None:
         """Send waiting tickets until nothing fits any more, and refuse those that nothing will ever fit."""
         for ticket in self._matching.take_hopeless(self._now_s):
-            decision = decide(self._replica.snapshot(self._now_s), ticket.request, self._policy, ticket.tried)
-            self._reject_for_good(ticket, decision)
+            self._reject_for_good(ticket, self._matching.judge(ticket, self._now_s)[0])
         while (match := self._matching.next_match(self._now_s)) is not None:
             self._send(*match)
 
@@ -371,26 +384,16 @@ class Scheduler:
 
     def _call_back(self, backend_id: str) -> None:
         """A backend went down: what got no byte from it need not wait there, if it can run elsewhere."""
-        views = [
-            view
-            for view in self._replica.snapshot(self._now_s).backends
-            if view.health in (Health.READY, Health.SUSPECT)
-        ]
         for ticket in self._open.values():
-            if ticket.stage is not Stage.RUNNING or ticket.committed or ticket.backend_id != backend_id:
-                continue
-            case = Case(ticket.request, self._policy, self._now_s, frozenset())
-            if any(could_ever(view, case) for view in views):
+            waits_there = ticket.stage is Stage.RUNNING and not ticket.committed and ticket.backend_id == backend_id
+            if waits_there and self._matching.could_run(ticket, self._now_s):
                 self._effects.append(Cancel(ticket.request.id, backend_id))
 
     def _policy_changed(self, event: events.PolicyChanged) -> None:
         policy = event.policy
         if policy.retry_window_s != self._policy.retry_window_s:
             self._budget = RetryBudget(policy.retry_window_s)
-        if policy.completions_window_s != self._policy.completions_window_s:
-            self._completions = SlidingSum(policy.completions_window_s)
         self._policy = self._matching.policy = self._facts.policy = policy
+        self._admission.change(policy)
+        self._facts.tune_limits()
         self._matching.shake()
-
-    def _stopping_announced(self, _event: events.StoppingAnnounced) -> None:
-        self._stopping = True

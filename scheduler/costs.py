@@ -7,35 +7,70 @@ much as the time it stands for, and no weight between 0 and 1 hides what is trad
 from collections.abc import Callable
 
 from scheduler.case import Case
-from scheduler.domain import BackendView, Engine, Health
+from scheduler.domain import BackendView, Health
+from scheduler.loads import needs_load
+from scheduler.outlook import Fit
 
-Term = Callable[[BackendView, Case], float]
+Term = Callable[[BackendView, Case, Fit], float]
 
 
-def active(view: BackendView, case: Case) -> float:
+def prefill(_view: BackendView, case: Case, fit: Fit) -> float:
+    """Computing what is not cached of the prompt."""
+    return case.policy.prefill_weight * fit.prefill_ms
+
+
+def stall(view: BackendView, case: Case, fit: Fit) -> float:
+    """That computing delays each request that runs there."""
+    return case.policy.prefill_weight * case.policy.stall_weight * fit.prefill_ms * _taken(view)
+
+
+def pending(_view: BackendView, case: Case, fit: Fit) -> float:
+    """Prompts that are being computed there go first, for the most part."""
+    return case.policy.pending_weight * fit.pending_ms
+
+
+def active(view: BackendView, case: Case, _fit: Fit) -> float:
     """Each request that runs there slows this one, and is slowed by it."""
-    return case.policy.active_ms * (view.seats_leased + view.seats_elsewhere + view.foreign_busy)
+    return case.policy.active_ms * _taken(view)
 
 
-def load(view: BackendView, case: Case) -> float:
+def loss(_view: BackendView, case: Case, fit: Fit) -> float:
+    """What the chosen slot loses may be asked for again."""
+    return case.policy.loss_weight * fit.loss_ms
+
+
+def copies(_view: BackendView, case: Case, fit: Fit) -> float:
+    """The engine copies what slots hold to and from host memory."""
+    return case.policy.prefill_weight * fit.copy_ms
+
+
+def load(view: BackendView, case: Case, _fit: Fit) -> float:
     """The engine must load the model first. llama-server has loaded its model before it is ready at all."""
-    model = case.request.model
-    if model is None or view.backend.engine is Engine.LLAMA_SERVER:
-        return 0.0
-    for residency in view.residencies:
-        if residency.model == model:
-            return 0.0
-    return case.policy.load_ms
+    return case.policy.load_ms if needs_load(view, case.request.model) else 0.0
 
 
-def suspect(view: BackendView, case: Case) -> float:
+def suspect(view: BackendView, case: Case, _fit: Fit) -> float:
     """It failed lately: the time that a further failure would waste."""
     return case.policy.suspect_ms if view.health is Health.SUSPECT else 0.0
 
 
-def cooling(view: BackendView, case: Case) -> float:
+def cooling(view: BackendView, case: Case, _fit: Fit) -> float:
     """It failed just now. Only seen where the panic rule of `decide.decide` let a cooling backend through."""
     return case.policy.cooling_ms if case.now_s < view.cooling_until_s else 0.0
 
 
-TERMS: dict[str, Term] = {"active": active, "load": load, "suspect": suspect, "cooling": cooling}
+def _taken(view: BackendView) -> int:
+    return view.seats_leased + view.seats_elsewhere + view.foreign_busy
+
+
+TERMS: dict[str, Term] = {
+    "prefill": prefill,
+    "stall": stall,
+    "pending": pending,
+    "active": active,
+    "loss": loss,
+    "copies": copies,
+    "load": load,
+    "suspect": suspect,
+    "cooling": cooling,
+}

@@ -4,6 +4,7 @@ from scheduler.case import Case
 from scheduler.costs import TERMS
 from scheduler.domain import BackendView, Candidate, Decision, Health, Rejection, Request, Snapshot
 from scheduler.filters import first_rejection
+from scheduler.outlook import NOTHING, Fit, Outlook, Reuses
 from scheduler.policy import Policy
 
 NO_COOLING = frozenset({"cooling"})
@@ -12,7 +13,14 @@ NO_TRIED = frozenset({"tried"})
 _REACHABLE = frozenset({Rejection.COOLING, Rejection.NO_ROOM})
 
 
-def decide(snapshot: Snapshot, request: Request, policy: Policy, tried: frozenset[str] = frozenset()) -> Decision:
+def decide(
+    snapshot: Snapshot,
+    request: Request,
+    policy: Policy,
+    tried: frozenset[str] = frozenset(),
+    outlook: Outlook | None = None,
+    memory: Reuses | None = None,
+) -> Decision:
     """Which backends could run the request now, best first, and why the others cannot.
 
     Filters first, then costs; equal costs go to the least recently used backend, never to the first of the list. Two
@@ -23,6 +31,14 @@ def decide(snapshot: Snapshot, request: Request, policy: Policy, tried: frozense
     engine itself asked for (`cooling_firm`) is kept: it says when it can work, so trying earlier cannot help.
 
     *Again*: when each living backend was tried already, they may be tried again, after their cool-down.
+
+    Args:
+        snapshot: the fleet.
+        request: what is to be placed.
+        policy: weights and thresholds.
+        tried: backends that failed the request.
+        outlook: what backends hold and how fast they are; None: nothing is known of that.
+        memory: what was read from the outlook's mirrors for this request before; filled in.
     """
     alive = any(view.health in (Health.READY, Health.SUSPECT) for view in snapshot.backends)
     case = Case(request, policy, snapshot.now_s, tried, alive)
@@ -36,18 +52,37 @@ def decide(snapshot: Snapshot, request: Request, policy: Policy, tried: frozense
             rejections[view.backend.id] = reason
     if not passed and rejections:
         passed = _softened(snapshot, case, rejections)
-    return Decision(request.id, _rank(passed, case), rejections, policy.version)
-
-
-def _rank(views: list[BackendView], case: Case) -> tuple[Candidate, ...]:
     ranked: list[tuple[float, float, str, Candidate]] = []
-    for view in views:
-        terms_ms = {name: term(view, case) for name, term in TERMS.items()}
-        cost_ms = sum(terms_ms.values())
-        backend_id = view.backend.id
-        ranked.append((cost_ms, view.last_used_s, backend_id, Candidate(backend_id, cost_ms, terms_ms)))
+    details: dict[str, str] = {}
+    for view in passed:
+        fit = NOTHING
+        if outlook is not None:
+            if (refusal := outlook.loads.refusal(view, request.model, case.now_s, snapshot.backends)) is not None:
+                rejections[view.backend.id] = Rejection.NO_MEMORY
+                details[view.backend.id] = refusal
+                continue
+            fit = outlook.fit(view, case, memory if memory is not None else {})
+            if is_computing(view, case, fit, outlook):
+                rejections[view.backend.id] = Rejection.PREFILLING
+                continue
+        candidate = cost(view, case, fit)
+        ranked.append((candidate.cost_ms, view.last_used_s, view.backend.id, candidate))
     ranked.sort()
-    return tuple([entry[3] for entry in ranked])
+    return Decision(request.id, tuple([entry[3] for entry in ranked]), rejections, details, policy.version)
+
+
+def cost(view: BackendView, case: Case, fit: Fit) -> Candidate:
+    """What the request would cost at a backend that may take it."""
+    terms_ms = {name: term(view, case, fit) for name, term in TERMS.items()}
+    return Candidate(view.backend.id, sum(terms_ms.values()), terms_ms, fit.slot, fit.reused_tokens, fit.fresh_tokens)
+
+
+def is_computing(view: BackendView, case: Case, fit: Fit, outlook: Outlook) -> bool:
+    """Whether the backend computes as many prompts as it may, and this one would be a further one."""
+    policy = case.policy
+    if not policy.max_prefills or fit.fresh_tokens < max(1, policy.prefill_counts_tokens):
+        return False
+    return outlook.prefills(view.backend.id, policy.prefill_counts_tokens, case.now_s) >= policy.max_prefills
 
 
 def _softened(snapshot: Snapshot, case: Case, rejections: dict[str, Rejection]) -> list[BackendView]:

@@ -68,6 +68,9 @@ class Rejection(StrEnum):
     COOLING = "cooling-down"
     TRIED = "already-tried"
     NO_ROOM = "no-room"
+    NO_MEMORY = "no-memory"  # the model would have to be loaded, and does not fit beside what is there
+    PREFILLING = "prefilling"  # it computes as many prompts as it may
+    TENANT_BUSY = "tenant-busy"  # as many of its client's requests wait as may; one beyond the running cap only waits
     QUEUE_FULL = "queue-full"
     WAITED_TOO_LONG = "waited-too-long"
     RETRIES_SPENT = "retries-spent"
@@ -127,13 +130,21 @@ class Backend(msgspec.Struct, frozen=True):
     """Parallel sequences the engine has."""
     running_limit: int
     """Requests that may run at once; 1 <= running_limit <= slots."""
+    auto_limit: bool = False
+    """The running limit is the most: what runs is bounded by the policy's time per token, as learned."""
     models: frozenset[str] = frozenset()
     """Canonical names that it can serve, loaded or loadable."""
     capabilities: frozenset[Operation] = frozenset({Operation.CHAT, Operation.GENERATE, Operation.TOKENIZE})
     gpu: Gpu | None = None
+    gpu_name: str | None = None
+    """The card of an engine that runs elsewhere, as somebody told; None: not known, or see `gpu`."""
     managed: bool = False
     epoch: int = 0
     """Grows with every restart of the engine; leases and reports of an older epoch are void."""
+    model_bytes: dict[str, int] = {}
+    """Size of the weights of its models, by canonical name, where the engine tells it."""
+    host_cache_tokens: int = 0
+    """Tokens whose keys and values the engine may keep in host memory, beside its slots; 0: none, or not known."""
     slot_source: str = "leases"
     """Where occupancy comes from beside our leases: "slots" (the engine's /slots) or "leases" (nothing better)."""
 
@@ -215,6 +226,8 @@ class Request(msgspec.Struct, frozen=True):
     """None where nothing can be reused, or nobody can tell."""
     max_output_tokens: int | None = None
     """The client's own limit."""
+    can_name_slot: bool = False
+    """A llama-server takes `id_slot` from it."""
 
     @property
     def least_seats(self) -> int:
@@ -242,6 +255,8 @@ class BackendView(msgspec.Struct, frozen=True):
     """The engine or the store asked for the pause (still loading, full): trying earlier cannot help."""
     draining: bool = False
     """An operator's wish; also set while the engine is down or starting, where `health` says that instead."""
+    names_slots: bool = False
+    """We may say on which slot a request runs: no other use of the engine is known."""
     held_for: str = ""
     """Id of a waiting request for several seats that the free seats are kept for; empty: for anyone."""
 
@@ -282,6 +297,8 @@ class Decision(msgspec.Struct, frozen=True):
     """Best first."""
     rejections: dict[str, Rejection] = {}
     """Backend id -> the first filter that it failed."""
+    details: dict[str, str] = {}
+    """Backend id -> numbers behind its rejection, where there are any."""
     policy_version: int = 0
 
     @property

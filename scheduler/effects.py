@@ -83,4 +83,12 @@ class HealthChanged(msgspec.Struct, frozen=True):
     because: str
 
 
-Effect = Claim | Dispatch | Reject | Cancel | Release | Look | WakeAt | HealthChanged
+class SlotChoice(msgspec.Struct, frozen=True):
+    """For the record: from now on we name the slots of a backend, or leave it to the engine."""
+
+    backend_id: str
+    ours: bool
+    because: str
+
+
+Effect = Claim | Dispatch | Reject | Cancel | Release | Look | WakeAt | HealthChanged | SlotChoice

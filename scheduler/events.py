@@ -4,6 +4,7 @@ import msgspec
 
 from scheduler.domain import Backend, Failure, Measured, Outcome, Report, Request
 from scheduler.health import Signal
+from scheduler.memory import GpuMemory
 from scheduler.policy import Policy
 
 
@@ -30,6 +31,14 @@ class BackendReported(msgspec.Struct, frozen=True):
     """A look at a backend came back. Older than what is known already: dropped."""
 
     report: Report
+
+
+class GpuReported(msgspec.Struct, frozen=True):
+    """A sample of the memory of a backend's card came back. None: the driver tells nothing of it (any more)."""
+
+    backend_id: str
+    memory: GpuMemory | None
+    asked_at_s: float
 
 
 class OccupancyReported(msgspec.Struct, frozen=True):
@@ -124,6 +133,7 @@ Event = (
     | BackendLeft
     | BackendSignalled
     | BackendReported
+    | GpuReported
     | OccupancyReported
     | RequestArrived
     | ClaimGranted

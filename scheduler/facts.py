@@ -5,13 +5,16 @@ Knows nothing of requests; where a fact leaves claims without a backend, it retu
 
 from math import inf
 
+import msgspec
+
 from scheduler.deadlines import Deadlines
-from scheduler.domain import Backend, Failure, Report
-from scheduler.effects import Effect, HealthChanged, Look
-from scheduler.events import ClaimRefused, OccupancyReported
+from scheduler.domain import Backend, Failure, Measured, Report, Request
+from scheduler.effects import Effect, HealthChanged, Look, SlotChoice
+from scheduler.events import ClaimRefused, GpuReported, OccupancyReported
 from scheduler.health import DRAINING_AFTER, Life, Signal
 from scheduler.leases import Lease
 from scheduler.matching import Matching
+from scheduler.outlook import Outlook
 from scheduler.policy import Policy
 from scheduler.replica import BackendState, Replica
 from scheduler.seats import Seats
@@ -31,13 +34,17 @@ class Facts:
         matching: Matching,
         deadlines: Deadlines,
         effects: list[Effect],
+        outlook: Outlook | None = None,
     ) -> None:
         self.policy = policy
+        self._outlook = outlook or Outlook(replica.ledger)
         self._replica = replica
         self._seats = seats
         self._matching = matching
         self._deadlines = deadlines
         self._effects = effects
+        self._tuned: dict[str, str | None] = {}
+        """The model by which the running limit of a backend was tuned last."""
 
     def changed(self, backend: Backend, now_s: float) -> list[str]:
         """A backend joined, or its facts changed. An epoch older than the known one: stale, dropped."""
@@ -45,13 +52,17 @@ class Facts:
         orphans: list[str] = []
         if state is None:
             state = self._replica.join(backend)
-        elif backend == state.backend or backend.epoch < state.backend.epoch:
+        elif backend == state.told or backend.epoch < state.backend.epoch:
             return []
         elif backend.epoch > state.backend.epoch:
             orphans = self._seats.void(backend.id, now_s)
             self._start_anew(state)
             state.life = Life(state.life.condition, state.life.draining)
-        state.backend = backend
+        elif (backend.slots, backend.host_cache_tokens) != (state.told.slots, state.told.host_cache_tokens):
+            self._outlook.resized(backend.id)
+        state.told = state.backend = backend
+        self._outlook.changed(backend)
+        self.tune_limit(backend.id, min(backend.models, default=None))
         self._shake(state)
         return orphans
 
@@ -62,7 +73,9 @@ class Facts:
             return []
         orphans = self._seats.void(backend_id, now_s)
         self._start_anew(state)
+        self._outlook.left(backend_id)
         self._replica.leave(backend_id)
+        self._tuned.pop(backend_id, None)
         self._matching.shake()
         return orphans
 
@@ -96,8 +109,23 @@ class Facts:
             self._seats.seen_idle(nonce, now_s)
         if report.busy_slots is not None and self._seats.any_abandoned(backend_id):
             self._effects.append(Look(backend_id, now_s + self.policy.look_after_s))
+        as_thought = self._outlook.reported(state.backend, report.slots, report.asked_at_s)
+        ours = not (state.seats_elsewhere or self._outlook.engine_chooses(backend_id))
+        if ours and not as_thought:
+            self.doubt_slots(backend_id, "a slot is busy that is idle by our account")
+        elif state.slots_doubted and report.busy_slots == 0:
+            state.slots_doubted = ""  # the engine is idle: both know what runs on which slot, nothing
+        models = {residency.model for residency in report.residencies}
+        self._outlook.loaded(state.backend, models, report.asked_at_s)
+        self._note_naming(state, "it reports use by others" if state.foreign_busy or state.deferred else "its report")
         self._replica.touch(backend_id)
         self._matching.free(backend_id)
+
+    def gpu_reported(self, event: GpuReported) -> None:
+        """A look at a card's memory."""
+        if self._replica.get(event.backend_id) is not None:
+            self._outlook.loads.sampled(event.backend_id, event.memory, event.asked_at_s)
+            self._matching.free(event.backend_id)
 
     def occupancy(self, event: OccupancyReported, now_s: float) -> None:
         """The store's numbers. Asked for before we last heard from the store: dropped.
@@ -126,6 +154,55 @@ class Facts:
         elif self._replica.view(lease.backend_id).room >= lease.seats:
             state.pause(now_s, self.policy.refused_pause_s)
             self._cooled(state)
+
+    def granted(self, lease: Lease, request: Request, now_s: float) -> None:
+        """A request goes to a backend."""
+        view = self._replica.view(lease.backend_id)
+        self._outlook.granted(lease, view, request, now_s, self._replica.views())
+        if lease.work is not None and lease.work.prefill_ms and not lease.streams:
+            # Nobody will see the first token: by then the prompt does not count any more (`Outlook.prefills`).
+            computed_s = lease.granted_s + lease.work.prefill_ms / 1000.0 + 0.001
+            self._deadlines.set((f"prefill {lease.nonce}", lease.backend_id), computed_s)
+
+    def learned(self, lease: Lease, request: Request, measured: Measured, now_s: float) -> None:
+        """An answer is complete. If another engine runs there by now, it says nothing."""
+        state = self._replica.get(lease.backend_id)
+        if state is None or state.backend.epoch != lease.epoch:
+            return
+        running = self._replica.view(lease.backend_id).seats_leased
+        if not self._outlook.done(lease, state.backend, request, measured, running, now_s):
+            self.doubt_slots(lease.backend_id, f"slot {measured.slot} answered in place of the one named")
+        self.tune_limit(lease.backend_id, request.model)
+
+    def tune_limit(self, backend_id: str, model: str | None) -> None:
+        """Step times were learned: let as many requests run as the policy's time per token allows."""
+        state = self._replica.get(backend_id)
+        if state is None or not state.told.auto_limit:
+            return
+        self._tuned[backend_id] = model
+        limit = self._outlook.running_limit(state.told, model, self.policy.token_target_ms)
+        if limit != state.backend.running_limit:
+            state.backend = msgspec.structs.replace(state.told, running_limit=limit)
+            self._replica.touch(backend_id)
+            self._matching.free(backend_id)
+
+    def tune_limits(self) -> None:
+        """Another time per token is allowed: tune the limits of all backends, each by the model that it was last."""
+        for backend_id, model in self._tuned.items():
+            self.tune_limit(backend_id, model)
+
+    def doubt_slots(self, backend_id: str, because: str) -> None:
+        """What runs on which slot is not as we thought: leave the choice to the engine until it was seen idle."""
+        state = self._replica.get(backend_id)
+        if state is not None and not state.slots_doubted:
+            state.slots_doubted = because
+            self._replica.touch(backend_id)
+            self._note_naming(state, because)
+
+    def _note_naming(self, state: BackendState, because: str) -> None:
+        if state.names_slots is not state.named_slots:
+            state.named_slots = state.names_slots
+            self._effects.append(SlotChoice(state.backend.id, state.names_slots, because))
 
     def unconfirmed(self, backend_id: str) -> None:
         """The store has not confirmed for long what other proxies hold: let claims find out."""
@@ -164,6 +241,7 @@ class Facts:
         elif state.seats_elsewhere:
             self._deadlines.cancel(("fresh", backend_id))
         state.learn_elsewhere(seats, asked_at_s)
+        self._note_naming(state, "other proxies use it" if seats else "no other proxy uses it any more")
         self._replica.touch(backend_id)
         self._matching.free(backend_id)
 

@@ -88,7 +88,7 @@ LASTING = ("model", "support", "size")
 
 PASSING = frozenset(
     {Rejection.STARTING, Rejection.DOWN, Rejection.DRAINING, Rejection.TRIED, Rejection.COOLING, Rejection.NO_ROOM}
-)
+) | {Rejection.PREFILLING, Rejection.TENANT_BUSY, Rejection.NO_MEMORY}
 """Reasons that waiting may cure."""
 
 

@@ -14,7 +14,7 @@ counts any more, and what the store has not answered yet waits as UNWANTED for i
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import StrEnum
 from math import inf
 
@@ -31,6 +31,24 @@ class LeaseState(StrEnum):
     HELD = "held"  # granted; its request is at the engine
     ABANDONED = "abandoned"  # its request is gone, the engine may still work on it
     UNWANTED = "unwanted"  # asked of the store, but nobody waits for the answer
+
+
+class Work(msgspec.Struct):
+    """What a lease was expected to cost when it was claimed. Times are seconds on the scheduler's scale."""
+
+    tokens: int
+    """Of the whole prompt."""
+    reused_tokens: int
+    prefill_ms: float
+    """Computing the rest of it."""
+    output_tokens: float
+    slot: int | None
+    """The slot that was named; None: the engine chose."""
+    first_byte_s: float = inf
+
+    def weighted_tokens(self, output_weight: float) -> float:
+        """What it uses of its tenant's share."""
+        return self.tokens - self.reused_tokens + output_weight * self.output_tokens
 
 
 class Lease(msgspec.Struct, eq=False):
@@ -52,6 +70,9 @@ class Lease(msgspec.Struct, eq=False):
     """The first byte of the answer went to the client."""
     counted: bool = True
     """Its seats count as taken."""
+    work: Work | None = None
+    streams: bool = False
+    """Its answer is streamed to its client: the first byte tells when its prompt was computed."""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -60,6 +81,9 @@ class Ended(msgspec.Struct, frozen=True):
     granted_s: float
     released_s: float
     seats: int
+
+
+_NONE: dict[str, Lease] = {}
 
 
 class Ledger:
@@ -85,6 +109,10 @@ class Ledger:
     def of(self, backend_id: str) -> list[Lease]:
         """Leases at a backend, oldest claim first."""
         return list(self._by_backend.get(backend_id, {}).values())
+
+    def at(self, backend_id: str) -> Collection[Lease]:
+        """The same, not to be kept or changed."""
+        return self._by_backend.get(backend_id, _NONE).values()
 
     def seats(self, backend_id: str) -> int:
         """Seats taken at a backend by this proxy."""

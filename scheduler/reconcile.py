@@ -22,7 +22,11 @@ from collections.abc import Iterable
 
 import msgspec
 
+from scheduler.domain import SlotState
 from scheduler.leases import Ended, Lease, LeaseState
+
+TAKEN_UP_S = 1.0
+"""An engine has begun with a request by then, if a slot is idle; beside other work that takes it some milliseconds."""
 
 
 class Reading(msgspec.Struct, frozen=True):
@@ -39,7 +43,12 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 def read(
-    busy: int, asked_at_s: float, leases: Iterable[Lease], ended: Iterable[Ended], seats_elsewhere: int
+    busy: int,
+    asked_at_s: float,
+    leases: Iterable[Lease],
+    ended: Iterable[Ended],
+    seats_elsewhere: int,
+    slots: Iterable[SlotState] = (),
 ) -> Reading:
     """Read a report.
 
@@ -49,7 +58,9 @@ def read(
         leases: ours at this backend now.
         ended: those of ours that ended since the look began.
         seats_elsewhere: seats that other proxies hold, as last told.
+        slots: the engine's, if it tells them one by one.
     """
+    leases = list(leases)
     live = known = doubtful = 0
     abandoned: list[Lease] = []
     for lease in leases:
@@ -66,6 +77,8 @@ def read(
             else:
                 doubtful += lease.seats
     idle = _proven_idle(abandoned, busy - live - seats_elsewhere)
+    if idle and (seen := {slot.id: slot.busy for slot in slots}):
+        idle = _seen_idle(idle, leases, seen, asked_at_s)
     known += live + sum(lease.seats for lease in abandoned if lease.nonce not in idle)
     doubtful_ended = 0
     for past in ended:
@@ -74,6 +87,32 @@ def read(
         else:
             doubtful_ended += past.seats
     return Reading(tuple(idle), max(0, busy - known), doubtful, doubtful_ended)
+
+
+def _seen_idle(idle: list[str], leases: list[Lease], busy: dict[int, bool], asked_at_s: float) -> list[str]:
+    """Of those that the count proves idle, those that the slots do not speak against.
+
+    An engine answers a look before it takes up requests that have reached it: a live lease may not be on a slot yet,
+    and then the slot that an abandoned one still holds would be put down to it. So one whose slot was named is idle
+    when that slot is; others when each live lease is known to be on a slot. Nor may the abandoned one itself have been
+    taken up yet, so a look that began soon after it was sent, before any byte of an answer, proves nothing.
+    """
+    unsure = any(
+        lease.state is LeaseState.HELD
+        and lease.granted_s <= asked_at_s
+        and not lease.committed
+        and not (lease.work is not None and lease.work.slot is not None and busy.get(lease.work.slot))
+        for lease in leases
+    )
+    by_nonce = {lease.nonce: lease for lease in leases}
+    kept = []
+    for nonce in idle:
+        lease = by_nonce[nonce]
+        slot = lease.work.slot if lease.work is not None else None
+        taken_up = lease.committed or lease.granted_s + TAKEN_UP_S <= asked_at_s
+        if taken_up and (not unsure if slot is None else not busy.get(slot, False)):
+            kept.append(nonce)
+    return kept
 
 
 def _proven_idle(abandoned: list[Lease], busy_beyond_live: int) -> list[str]:

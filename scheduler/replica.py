@@ -6,7 +6,7 @@ changed (`touch`), since most events change one of many.
 
 from math import inf
 
-from scheduler.domain import Backend, BackendView, Report, Residency, SlotState, Snapshot
+from scheduler.domain import Backend, BackendView, Engine, Report, Residency, SlotState, Snapshot
 from scheduler.health import Life
 from scheduler.leases import Lease, Ledger
 from scheduler.reconcile import read
@@ -16,7 +16,8 @@ class BackendState:
     """Everything known of one backend that changes. Times are seconds on the scheduler's scale."""
 
     def __init__(self, backend: Backend) -> None:
-        self.backend = backend
+        self.told = self.backend = backend
+        """As it was told, and with the running limit that is in force."""
         self.life = Life()
         self.draining_since_s = -inf
         """When the drain flag was last set or cleared."""
@@ -42,6 +43,12 @@ class BackendState:
         self.residencies: tuple[Residency, ...] = ()
         self.last_used_s = -inf
         self.held_for = ""
+        self.deferred = 0
+        """Requests in the engine's own queue, as last reported."""
+        self.slots_doubted = ""
+        """Why its slots are not for us to name, whatever the reports say; empty: they are."""
+        self.named_slots = False
+        """What was last told about that."""
 
     @property
     def reports_slots(self) -> bool:
@@ -84,6 +91,22 @@ class BackendState:
         self.unexplained = self.unexplained_least = 0
         self.slots = ()
         self.residencies = ()
+        self.deferred = 0
+        self.slots_doubted = ""
+        self.reported_s = -inf
+
+    @property
+    def names_slots(self) -> bool:
+        """Whether we may say on which slot a request runs: as far as anybody can see, nobody else uses the engine."""
+        known = self.backend.managed or self.reported_s > -inf
+        if self.backend.engine is not Engine.LLAMA_SERVER or not (self.reports_slots and known):
+            return False
+        return not (self.slots_doubted or self.seats_elsewhere or self.deferred or self.foreign_busy)
+
+    @property
+    def foreign_busy(self) -> int:
+        """Busy slots that no proxy of the fleet holds."""
+        return max(0, self.unexplained - self.elsewhere_explains)
 
     def learn_elsewhere(self, seats: int, asked_at_s: float) -> None:
         """Take the store's number of seats that other proxies hold."""
@@ -97,6 +120,7 @@ class BackendState:
         self.report_asked_s = report.asked_at_s
         self.reported_s = now_s
         self.slots = report.slots
+        self.deferred = report.deferred or 0
         self.residencies = report.residencies
         self.elsewhere_explains = self.elsewhere_recent
         self.elsewhere_recent = self.seats_elsewhere
@@ -107,7 +131,7 @@ class BackendState:
         ended = ledger.ended_after(backend_id, report.asked_at_s)
         ledger.forget_ended(backend_id, report.asked_at_s)
         busy = report.busy_slots + (report.deferred or 0)
-        reading = read(busy, report.asked_at_s, ledger.of(backend_id), ended or (), self.seats_elsewhere)
+        reading = read(busy, report.asked_at_s, ledger.of(backend_id), ended or (), self.seats_elsewhere, report.slots)
         if ended is not None:
             self.unexplained_least = max(0, reading.unexplained - reading.doubtful - reading.doubtful_ended)
             self.unexplained = max(self.unexplained_least, reading.unexplained - reading.doubtful_ended)
@@ -125,13 +149,14 @@ class BackendState:
             self.life.health,
             seats_leased,
             self.seats_elsewhere,
-            max(0, self.unexplained - self.elsewhere_explains),
+            self.foreign_busy,
             self.residencies,
             self.slots,
             self.last_used_s,
             self.cooling_until_s,
             self.cooling_firm,
             self.life.draining,
+            self.names_slots,
             self.held_for,
         )
 

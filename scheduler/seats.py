@@ -9,6 +9,7 @@ from scheduler.deadlines import Deadlines
 from scheduler.domain import Backend, Request
 from scheduler.effects import Claim, Effect, Look, Release
 from scheduler.leases import Lease, LeaseState, Ledger
+from scheduler.outlook import Outlook
 from scheduler.policy import Policy
 from scheduler.replica import Replica
 
@@ -26,12 +27,14 @@ class Seats:
         deadlines: Deadlines,
         effects: list[Effect],
         on_freed: Callable[[str], None],
+        outlook: Outlook | None = None,
     ) -> None:
         self._ledger = ledger
         self._replica = replica
         self._deadlines = deadlines
         self._effects = effects
         self._on_freed = on_freed
+        self._outlook = outlook or Outlook(ledger)
         self._claims = 0
 
     def claim(self, request: Request, backend: Backend, now_s: float) -> Lease:
@@ -41,7 +44,7 @@ class Seats:
         if request.divisible:
             seats = min(seats, self._replica.view(backend.id).room)
         nonce = f"{request.id}.{self._claims}"
-        lease = Lease(nonce, request.id, backend.id, backend.epoch, seats, request.model, now_s)
+        lease = Lease(nonce, request.id, backend.id, backend.epoch, seats, request.model, now_s, streams=request.stream)
         self._ledger.claim(lease)
         self._replica.touch(backend.id)
         self._effects.append(Claim(request.id, backend.id, nonce, seats, backend.running_limit, backend.epoch))
@@ -55,11 +58,13 @@ class Seats:
             return None
         return lease
 
-    def refuse(self, nonce: str) -> Lease | None:
+    def refuse(self, nonce: str, now_s: float) -> Lease | None:
         """The store refused a claim: the lease as it was. None: unknown, or said before."""
         lease = self._ledger.refuse(nonce)
-        if lease is not None and lease.counted:
-            self._freed(lease.backend_id)
+        if lease is not None:
+            self._outlook.gone(lease, now_s)
+            if lease.counted:
+                self._freed(lease.backend_id)
         return lease
 
     def disown(self, lease: Lease, now_s: float) -> None:
@@ -72,6 +77,7 @@ class Seats:
         remember = state is not None and state.reports_slots and lease.counted
         if self._ledger.release(lease.nonce, now_s, remember=remember) is None:
             return
+        self._outlook.gone(lease, now_s)
         if state is not None and lease.counted:
             if lease.state is not LeaseState.UNWANTED:
                 state.forget_doubt(lease)
@@ -83,6 +89,7 @@ class Seats:
         if self._ledger.get(lease.nonce) is None:
             return  # the engine restarted since: nothing works on
         self._ledger.abandon(lease.nonce, now_s)
+        self._outlook.abandoned(lease)
         state = self._replica.get(lease.backend_id)
         if state is not None and state.reports_slots:
             look_after_s = policy.look_after_stream_s if lease.committed else policy.look_after_s
@@ -110,6 +117,7 @@ class Seats:
         claiming = [lease.request_id for lease in self._ledger.of(backend_id) if lease.state is LeaseState.CLAIMING]
         for lease in self._ledger.void(backend_id, now_s):
             self._gone(lease)
+        self._outlook.void(backend_id)
         self._freed(backend_id)
         return claiming
 
@@ -120,4 +128,5 @@ class Seats:
     def _gone(self, lease: Lease) -> None:
         if lease.state is LeaseState.ABANDONED:
             self._deadlines.cancel(("grace", lease.nonce))
+        self._deadlines.cancel((f"prefill {lease.nonce}", lease.backend_id))
         self._effects.append(Release(lease.backend_id, lease.nonce))

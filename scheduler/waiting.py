@@ -1,20 +1,24 @@
 """The waiting line: which requests wait, and in what order. Knows nothing of backends' state, claims or deadlines.
 
-Tickets that every backend treats alike stand in one queue (`Kind`). So when a seat falls free, one look at the head of
-each queue tells which tickets could use it, however many wait; within a queue only the order matters, and that is
-where lanes (priority class, tenant) have their place.
+Tickets of one priority and tenant that every backend treats alike stand in one queue (a *lane* and a `Kind`). So when a
+seat falls free, a look at the heads tells which tickets could use it, however many wait.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from enum import StrEnum
-from heapq import heapify, heappop, heappush
-from itertools import count
-from typing import NamedTuple
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import msgspec
 
 from scheduler.domain import Decision, Engine, Operation, Request
 from scheduler.leases import Lease
+
+PRIORITIES = ("high", "normal", "low")
+"""Classes, the first goes first. A request of a higher class never waits for one of a lower class."""
+
+_order = attrgetter("order")
 
 
 class Stage(StrEnum):
@@ -51,8 +55,17 @@ class Ticket(msgspec.Struct, eq=False):
     """Of that backend, when it was sent there."""
     committed: bool = False
     """The first byte of an answer went to the client: no retry from here on."""
-    entry: int = -1
-    """Its valid entry in a queue's heap; -1: in none."""
+    hold_until_s: float | None = None
+    """It waits for a much better backend than those that have room, until then; None: it never did."""
+    charged: float = 0.0
+    """Weighted tokens that its tenant was charged for it."""
+    reuses: dict[str, tuple[Any, int, Any]] = {}
+    """What backends could reuse of its prompt, each with the mirror that it was read from, and its version then."""
+
+    @property
+    def rank(self) -> int:
+        """Place of its priority; an unknown one counts as normal."""
+        return rank_of(self.request.priority)
 
 
 class Kind(NamedTuple):
@@ -65,94 +78,139 @@ class Kind(NamedTuple):
     tried: frozenset[str]
 
 
+class Lane(NamedTuple):
+    """The fair line that a ticket waits in."""
+
+    rank: int
+    tenant: str
+
+
 class Queue:
-    """Tickets of one kind, first come first served."""
+    """Tickets of one kind and lane, in order."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self._tickets: list[Ticket] = []
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        """In order."""
+        return iter(self._tickets)
+
+    def head(self) -> Ticket:
+        """The ticket whose turn it is; the queue must not be empty."""
+        return self._tickets[0]
+
+    def first(self, count: int) -> list[Ticket]:
+        """The first tickets."""
+        return self._tickets[:count]
+
+    def push(self, ticket: Ticket) -> None:
+        """Take a ticket in, at the place of its order."""
+        insort(self._tickets, ticket, key=_order)
+
+    def drop(self, ticket: Ticket) -> None:
+        """Let a ticket go, wherever it stands."""
+        del self._tickets[bisect_left(self._tickets, ticket.order, key=_order)]
+
+
+class Group:
+    """All tickets of one kind."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
+        self.queues: dict[Lane, Queue] = {}
         self.backends: frozenset[str] = frozenset()
         """Backends that may ever serve this kind; kept by the scheduler."""
         self.down_since_s: float | None = None
         """Since when none of them is alive; kept by the scheduler."""
-        self._heap: list[tuple[int, int, Ticket]] = []
-        self._waiting = 0
-
-    def __len__(self) -> int:
-        return self._waiting
 
     def __iter__(self) -> Iterator[Ticket]:
-        """In order."""
-        return iter([entry[2] for entry in sorted(self._heap, key=_place) if entry[2].entry == entry[1]])
+        return (ticket for queue in self.queues.values() for ticket in queue)
 
-    def head(self) -> Ticket:
-        """The ticket whose turn it is; the queue must not be empty."""
-        heap = self._heap
-        while heap[0][2].entry != heap[0][1]:
-            heappop(heap)
-        return heap[0][2]
-
-    def push(self, ticket: Ticket, entry: int) -> None:
-        """Take a ticket in, at the place of its order."""
-        ticket.entry = entry
-        self._waiting += 1
-        heappush(self._heap, (ticket.order, entry, ticket))
-
-    def drop(self, ticket: Ticket) -> None:
-        """Let a ticket go, wherever it stands."""
-        ticket.entry = -1
-        self._waiting -= 1
-        if len(self._heap) > 16 + 2 * self._waiting:
-            self._heap = [entry for entry in self._heap if entry[2].entry == entry[1]]
-            heapify(self._heap)
+    def any(self) -> Ticket:
+        """One of them; a group is never empty."""
+        return next(iter(self.queues.values())).head()
 
 
 class WaitingLine:
-    """All queues. Empty queues are dropped, so their number is bounded by that of the tickets."""
+    """All queues. Empty ones are dropped, so their number is bounded by that of the tickets."""
 
     def __init__(self) -> None:
-        self.queues: dict[Kind, Queue] = {}
+        self.groups: dict[Kind, Group] = {}
         self.seats = 0
-        """Seats that all waiting tickets ask for."""
+        """Seats that all waiting tickets need at least."""
         self.overdue: dict[str, Ticket] = {}
         """Tickets for several seats that are overtaken no more, by request id."""
+        self._tenants: dict[str, int] = {}
         self._length = 0
-        self._entries = count()
 
     def __len__(self) -> int:
         return self._length
 
     def __iter__(self) -> Iterator[Ticket]:
         """All tickets in order of arrival."""
-        tickets = [ticket for queue in self.queues.values() for ticket in queue]
-        tickets.sort(key=lambda ticket: ticket.order)
-        return iter(tickets)
+        return iter(sorted((ticket for group in self.groups.values() for ticket in group), key=_order))
 
-    def add(self, ticket: Ticket) -> tuple[Queue, bool]:
-        """Take a ticket in; returns its queue, and whether that is a new one."""
-        kind = kind_of(ticket)
-        queue = self.queues.get(kind)
-        is_new = queue is None
+    def of_tenant(self, tenant: str) -> int:
+        """How many tickets of one tenant wait."""
+        return self._tenants.get(tenant, 0)
+
+    def others_wait(self, rank: int, tenant: str) -> bool:
+        """Whether a ticket of another tenant waits with this priority, for whatever backend."""
+        return any(
+            lane.rank == rank and lane.tenant != tenant for group in self.groups.values() for lane in group.queues
+        )
+
+    def before(self, ticket: Ticket) -> int:
+        """How many waiting tickets are likely to go before this one: of higher priority, or older."""
+        rank, order = ticket.rank, ticket.order
+        return sum(
+            len(queue) if queue.lane.rank < rank else bisect_left(queue.first(len(queue)), order, key=_order)
+            for group in self.groups.values()
+            for queue in group.queues.values()
+            if queue.lane.rank <= rank
+        )
+
+    def add(self, ticket: Ticket) -> tuple[Group, bool]:
+        """Take a ticket in; returns its group, and whether that is a new one."""
+        kind, lane = kind_of(ticket), lane_of(ticket)
+        group = self.groups.get(kind)
+        is_new = group is None
+        if group is None:
+            group = self.groups[kind] = Group(kind)
+        queue = group.queues.get(lane)
         if queue is None:
-            queue = self.queues[kind] = Queue(kind)
-        queue.push(ticket, next(self._entries))
+            queue = group.queues[lane] = Queue(lane)
+        queue.push(ticket)
         self._length += 1
         self.seats += kind.seats
-        return queue, is_new
+        self._tenants[lane.tenant] = self._tenants.get(lane.tenant, 0) + 1
+        return group, is_new
 
     def remove(self, ticket: Ticket) -> None:
         """Let a waiting ticket go."""
-        kind = kind_of(ticket)
-        queue = self.queues[kind]
+        kind, lane = kind_of(ticket), lane_of(ticket)
+        group = self.groups[kind]
+        queue = group.queues[lane]
         queue.drop(ticket)
         if not queue:
-            del self.queues[kind]
+            del group.queues[lane]
+            if not group.queues:
+                del self.groups[kind]
         self._length -= 1
         self.seats -= kind.seats
+        self._tenants[lane.tenant] -= 1
+        if not self._tenants[lane.tenant]:
+            del self._tenants[lane.tenant]
         self.overdue.pop(ticket.request.id, None)
 
-    def first_overdue(self) -> Ticket | None:
-        """The overdue ticket that waits longest."""
-        return min(self.overdue.values(), key=lambda ticket: ticket.order, default=None)
+
+def rank_of(priority: str) -> int:
+    """Place of a priority; an unknown one counts as normal."""
+    return PRIORITIES.index(priority if priority in PRIORITIES else "normal")
 
 
 def kind_of(ticket: Ticket) -> Kind:
@@ -161,5 +219,6 @@ def kind_of(ticket: Ticket) -> Kind:
     return Kind(request.model, request.operation, request.engines, request.least_seats, ticket.tried)
 
 
-def _place(entry: tuple[int, int, Ticket]) -> tuple[int, int]:
-    return entry[0], entry[1]
+def lane_of(ticket: Ticket) -> Lane:
+    """The lane of a ticket; fixed."""
+    return Lane(ticket.rank, ticket.request.tenant)

@@ -11,10 +11,11 @@ import structlog
 
 from proxy.backends import orphans
 from proxy.backends.embedded import gpus_listed
+from proxy.backends.gpu_memory import GpuMemorySampler, Occupant
 from proxy.backends.gpus import Discovery, discover_async
 from proxy.backends.launch import Program, choose_program
 from proxy.backends.member import Member, MemberStatus, Surroundings
-from proxy.backends.placement import place, usable_cores, wants_gpus
+from proxy.backends.placement import Placement, place, usable_cores, wants_gpus
 from proxy.backends.statedir import StateDir
 from proxy.backends.supervisor import Timing
 from proxy.backends.watcher import Cadence
@@ -51,6 +52,7 @@ class Fleet:
         self._around = Surroundings(self._state_dir, emit, self._flush, cadence, timing, clock)
         self._nvml = nvml
         self._members: dict[str, Member] = {}
+        self._sampler: GpuMemorySampler | None = None
 
     async def start(self) -> None:
         """Begin with all backends; readiness is told by events.
@@ -67,7 +69,8 @@ class Fleet:
             if wants_gpus(self._configs):
                 self.discovery = await self._discover(programs)
             cores = await asyncio.to_thread(usable_cores)
-            for placement in place(self._configs, programs, self.discovery, cores):
+            placements = place(self._configs, programs, self.discovery, cores)
+            for placement in placements:
                 self._members[placement.name] = Member(placement, self._around)
             await asyncio.to_thread(self._foresee_endpoints)
         except BaseException:
@@ -75,9 +78,13 @@ class Fleet:
             raise
         for member in self._members.values():
             member.start()
+        self._sampler = self._make_sampler(placements)
+        self._sampler.start()
 
     async def stop(self, grace_s: float) -> None:
         """End all managed engines: SIGTERM, connections closed, SIGKILL after the grace. Call it when drained."""
+        if self._sampler is not None:
+            await self._sampler.close()
         results = await asyncio.gather(
             *(member.stop(grace_s) for member in self._members.values()), return_exceptions=True
         )
@@ -120,6 +127,14 @@ class Fleet:
     def _flush(self, backend_id: str) -> None:
         if self.on_endpoint_changed is not None:
             self.on_endpoint_changed(backend_id)
+
+    def _make_sampler(self, placements: Sequence[Placement]) -> GpuMemorySampler:
+        occupants = [
+            Occupant(placement.name, placement.gpu.uuid, self._state_dir.marker(placement.name))
+            for placement in placements
+            if placement.gpu is not None
+        ]
+        return GpuMemorySampler(self._around.emit, occupants, nvml=self._nvml, clock=self._around.clock)
 
     def _choose_programs(self) -> list[Program | None]:
         return [None if config.url is not None else choose_program(config) for config in self._configs]

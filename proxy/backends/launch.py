@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -138,10 +138,17 @@ def keeper_command(spec: LaunchSpec, *, grace_s: float, log_bytes: int, parent: 
 
     `grace_s` are the seconds from SIGTERM to SIGKILL, `parent` is the process whose death ends it all.
     """
-    options = {"--log": spec.log_path, "--log-bytes": log_bytes, "--grace": grace_s, "--parent": parent}
-    options["--death-signal"] = spec.death_signal
+    options = {"--log-bytes": log_bytes, "--grace": grace_s, "--death-signal": spec.death_signal}
+    return kept(spec.argv, spec.log_path, parent=parent, options=options)
+
+
+def kept(argv: Sequence[str], log: Path, *, parent: int, options: Mapping[str, float]) -> list[str]:
+    """A command line under a keeper, which also ends it with `parent`; its standard input: see `keeper_command`.
+
+    `options` are further flags of the keeper.
+    """
     flags = [text for name, value in options.items() for text in (name, str(value))]
-    return [sys.executable, "-I", "-S", str(_KEEPER), *flags, "--", *spec.argv]
+    return [sys.executable, "-I", "-S", str(_KEEPER), f"--log={log}", f"--parent={parent}", *flags, "--", *argv]
 
 
 def loopback(port: int, headers: tuple[tuple[str, str], ...] = ()) -> Endpoint:

@@ -325,7 +325,7 @@ class Member:
             keeper_pid=supervisor.keeper_pid if supervisor else None,
             restarts=supervisor.restarts if supervisor else 0,
             gpu=gpu.uuid if gpu else None,
-            gpu_name=gpu.name if gpu else None,
+            gpu_name=gpu.name if gpu else self._placement.config.gpu_name,
             version=facts.version if facts else "",
             models=tuple(model.name for model in facts.models) if facts else (),
             slots=backend.slots if backend else None,

@@ -26,22 +26,29 @@ def make_backend(
     """
     slots, models = assumed_slots(config, engine), {expected_model} if expected_model else set()
     capabilities = frozenset(Operation)
+    auto = config.running_limit == "auto"
+    limit = config.running_limit if isinstance(config.running_limit, int) else None
     source = "leases"
+    sizes: dict[str, int] = {}
     if description is not None:
         slots = description.facts.slots or slots
         models = {model.name for model in description.facts.models}
         capabilities = description.capabilities
         source = description.slot_source
+        sizes = {canonical(model.name): model.size_bytes for model in description.facts.models if model.size_bytes}
     return Backend(
         id=name,
         engine=engine,
         slots=slots,
-        running_limit=min(config.running_limit or DEFAULT_RUNNING_LIMIT, slots),
+        running_limit=slots if auto else min(limit or DEFAULT_RUNNING_LIMIT, slots),
+        auto_limit=auto,
         models=frozenset(canonical(model) for model in models),
         capabilities=capabilities,
         gpu=gpu,
+        gpu_name=config.gpu_name,
         managed=config.url is None,
         epoch=epoch,
+        model_bytes=sizes,
         slot_source=source,
     )
 
@@ -59,7 +66,7 @@ def mismatches(config: BackendConfig, description: Description) -> tuple[str, ..
     managed = config.url is None
     if managed and facts.slots not in {None, config.slots}:
         found.append(f"slots = {config.slots} was wanted, the engine has {facts.slots}")
-    if config.running_limit and facts.slots and config.running_limit > facts.slots:
+    if isinstance(config.running_limit, int) and facts.slots and config.running_limit > facts.slots:
         found.append(f"running_limit = {config.running_limit} is more than the engine's {facts.slots} slots")
     if not managed and facts.engine is Engine.OLLAMA and "slots" not in config.model_fields_set:
         found.append(

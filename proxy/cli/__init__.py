@@ -8,7 +8,22 @@ from typing import Annotated
 import typer
 
 from proxy import __version__
-from proxy.cli import config, demo, drain, models, output, ps, restart, serve, status, version
+from proxy.cli import (
+    config,
+    demo,
+    drain,
+    explain,
+    models,
+    output,
+    policy,
+    ps,
+    restart,
+    serve,
+    simulate,
+    status,
+    up,
+    version,
+)
 
 app = typer.Typer(
     name="slotgate",
@@ -42,7 +57,11 @@ app.command("list")(models.list_models)
 app.command("drain")(drain.drain)
 app.command("undrain")(drain.undrain)
 app.command("restart")(restart.restart)
+app.command("explain")(explain.explain)
+app.add_typer(policy.app, name="policy")
 app.add_typer(config.app, name="config")
+app.command("simulate")(simulate.simulate)
+app.command("up")(up.up)
 app.command("demo")(demo.demo)
 app.command("version")(version.version)
 

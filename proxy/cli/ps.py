@@ -48,8 +48,8 @@ def models_table(answer: "PsAnswer", now_unix_s: float) -> str:
 
 
 def requests_table(answer: "PsAnswer") -> str:
-    """One line per request: the running ones first, then those that wait, oldest first."""
-    ordered = sorted(answer.requests, key=lambda request: (request.state != "running", -request.age_s))
+    """One line per request: the running ones first, then those that wait, in the order of their turns."""
+    ordered = sorted(answer.requests, key=lambda each: (each.state != "running", each.position or 0, -each.age_s))
     rows = [
         (
             request.id,
@@ -58,11 +58,14 @@ def requests_table(answer: "PsAnswer") -> str:
             f"{request.dialect} {request.operation}",
             request.backend or "-",
             span(request.age_s),
+            "-" if request.position is None else str(request.position),
+            "-" if request.expected_wait_s is None else f"~{span(request.expected_wait_s)}",
+            request.priority,
             request.tenant or "-",
         )
         for request in ordered
     ]
-    return columns(("REQUEST", "STATE", "MODEL", "CALL", "BACKEND", "AGE", "TENANT"), rows)
+    return columns(("REQUEST", "STATE", "MODEL", "CALL", "BACKEND", "AGE", "PLACE", "WAIT", "PRIORITY", "TENANT"), rows)
 
 
 def gpu_text(gpu: "GpuStatus | None") -> str:

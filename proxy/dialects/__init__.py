@@ -1,16 +1,18 @@
 """The HTTP APIs that clients speak, sans-io: bytes in, structs and bytes out. Must not know sockets.
 
 A request: `find` gives its route, `read_call` reads it, `local_reply` may answer it, `plan` says what goes to a backend
-and what happens to the answer. A `Batch` takes calls with many inputs apart. Errors: `render_error`, `rejection_error`,
-`error_frame`. Waiting: `heartbeat`. What slotgate answers itself is made by `listing`.
+and what happens to the answer, `prompt_of` what an engine may hold of it already. A `Batch` takes calls with many
+inputs apart. Errors: `render_error`, `rejection_error`, `error_frame`. Waiting: `heartbeat`. What slotgate answers
+itself is made by `listing`.
 """
 
 from proxy.dialects.batches import Batch
 from proxy.dialects.call import Call, read_call, read_model_name, read_object
+from proxy.dialects.canonical import prompt_of
 from proxy.dialects.errors import ClientError, render_error
 from proxy.dialects.frames import error_frame, heartbeat
 from proxy.dialects.local import local_reply
-from proxy.dialects.plan import Plan, plan
+from proxy.dialects.plan import Plan, can_name_slot, plan
 from proxy.dialects.rejections import model_not_found, rejection_error
 from proxy.dialects.routes import ROUTES, Kind, Route, RouteError, find
 from proxy.dialects.watch import StreamWatch, Usage
@@ -26,12 +28,14 @@ __all__ = [
     "RouteError",
     "StreamWatch",
     "Usage",
+    "can_name_slot",
     "error_frame",
     "find",
     "heartbeat",
     "local_reply",
     "model_not_found",
     "plan",
+    "prompt_of",
     "read_call",
     "read_model_name",
     "read_object",

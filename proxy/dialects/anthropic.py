@@ -4,7 +4,7 @@ from typing import Any
 
 from proxy.dialects import gojson
 from proxy.dialects.errors import ClientError
-from proxy.dialects.reading import Reading, image_bytes
+from proxy.dialects.reading import Reading, image_bytes, output_limit
 from scheduler.domain import Engine
 
 NO_COUNT = "Ollama cannot count tokens: /v1/messages/count_tokens needs a llama-server backend"
@@ -31,4 +31,9 @@ def read(path: str, fields: dict[str, Any]) -> Reading:
         raise ClientError(400, "max_tokens is required and must be positive")
     if not fields.get("messages"):
         raise ClientError(400, "messages is required")
-    return Reading(model=model or None, stream=bool(stream), image_bytes=image_bytes(fields["messages"]))
+    return Reading(
+        model=model or None,
+        stream=bool(stream),
+        image_bytes=image_bytes(fields["messages"]),
+        max_output_tokens=output_limit(fields, "max_tokens"),
+    )

@@ -29,7 +29,11 @@ with which llama-server goes on generating after its client has left."""
 
 MAX_FIELDS: Final = 1000
 MAX_MESSAGES: Final = 100_000
-"""Each is looked at here, in the event loop that all other requests share."""
+MAX_INPUTS: Final = 100_000
+"""Each message and input is looked at here, in the event loop that all other requests share."""
+
+_INPUTS: Final = ("input", "content", "documents", "texts", "prompt")
+"""Fields that hold several inputs, or tokens of a single one: those are not looked at, and there may be any number."""
 
 _ENCODING = "content-encoding"
 _ENCODING_LENGTH = len(_ENCODING)
@@ -70,6 +74,8 @@ class Call(msgspec.Struct):
     """Why an engine is not among them, for the client to read."""
     prompt_bytes: int
     """Size of the body without images."""
+    max_output_tokens: int | None
+    """The client's own limit of the answer; None: it set none."""
     arrived_ns: int
     """Unix time."""
 
@@ -101,6 +107,7 @@ def read_call(
         engines=frozenset(Engine).difference(reading.unsupported),
         unsupported=reading.unsupported,
         prompt_bytes=max(0, len(body) - reading.image_bytes),
+        max_output_tokens=reading.max_output_tokens,
         arrived_ns=clock_ns(),
     )
 
@@ -137,12 +144,23 @@ def read_object(route: Route, body: bytes) -> tuple[dict[str, Any], bool]:
             raise ClientError(400, f"the request body must be a JSON object, not {gojson.word(value)}")
         struct = ollama.STRUCTS.get(route.path) or openai.STRUCTS.get(route.path) or "anthropic.MessagesRequest"
         raise ClientError(400, f"json: cannot unmarshal {gojson.word(value)} into Go value of type {struct}")
-    messages = value.get("messages")
-    if len(value) > MAX_FIELDS or (isinstance(messages, list) and len(messages) > MAX_MESSAGES):
-        raise ClientError(400, f"more than {MAX_FIELDS} fields or {MAX_MESSAGES} messages in one request")
-    if route.dialect is Dialect.LLAMACPP:
-        return value, True
-    return gojson.fold(value)
+    if len(value) > MAX_FIELDS:
+        raise ClientError(400, f"more than {MAX_FIELDS} fields in one request")
+    fields, exact = (value, True) if route.dialect is Dialect.LLAMACPP else gojson.fold(value)
+    _check_lengths(route, fields)
+    return fields, exact
+
+
+def _check_lengths(route: Route, fields: dict[str, Any]) -> None:
+    messages = fields.get("messages")
+    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+        raise ClientError(400, f"more than {MAX_MESSAGES} messages in one request")
+    for name in _INPUTS:
+        inputs = fields.get(name)
+        if not isinstance(inputs, list) or len(inputs) <= MAX_INPUTS:
+            continue
+        if route.path == "/v1/responses" or not isinstance(inputs[0], int | float):
+            raise ClientError(400, f"more than {MAX_INPUTS} inputs in one request ({name})")
 
 
 def read_model_name(route: Route, body: bytes) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from proxy.dialects.errors import ClientError
-from proxy.dialects.reading import Reading, choices, embed_inputs, prompts
+from proxy.dialects.reading import Reading, choices, embed_inputs, output_limit, prompts
 from scheduler.domain import Engine
 
 _NO_SEAT = frozenset({"/tokenize", "/detokenize", "/apply-template"})
@@ -40,6 +40,7 @@ def read(path: str, fields: dict[str, Any]) -> Reading:
         seats=seats,
         batch=batch,
         unsupported={Engine.OLLAMA: reason},
+        max_output_tokens=output_limit(fields) if path in _STREAMS else None,
     )
 
 

@@ -7,7 +7,7 @@ from proxy.dialects import gojson
 from proxy.dialects.errors import ClientError
 from proxy.dialects.goduration import keep_alive_s
 from proxy.dialects.options import check_options
-from proxy.dialects.reading import Reading, embed_inputs
+from proxy.dialects.reading import Reading, embed_inputs, output_limit
 from scheduler.domain import Engine, Operation
 
 STRUCTS = {
@@ -96,7 +96,11 @@ def read(path: str, fields: dict[str, Any]) -> Reading:
             return Reading(model=model, seats=0)
         batch, seats = embed_inputs(fields, "input") if path == "/api/embed" else ("", 1)
         return Reading(model=model, seats=seats, batch=batch)
-    reading = Reading(model=model, stream=fields.get("stream") is not False)
+    reading = Reading(
+        model=model,
+        stream=fields.get("stream") is not False,
+        max_output_tokens=output_limit(fields.get("options") or {}, "num_predict"),
+    )
     if path == "/api/chat":
         messages = fields.get("messages") or []
         idle = not messages

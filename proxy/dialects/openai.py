@@ -3,7 +3,7 @@
 from typing import Any
 
 from proxy.dialects import gojson
-from proxy.dialects.reading import Reading, choices, embed_inputs, image_bytes, prompts
+from proxy.dialects.reading import Reading, choices, embed_inputs, image_bytes, output_limit, prompts
 
 STRUCTS = {
     "/v1/chat/completions": "openai.ChatCompletionRequest",
@@ -41,5 +41,6 @@ def read(path: str, fields: dict[str, Any]) -> Reading:
         stream=bool(stream) and path != "/v1/embeddings",
         seats=seats,
         batch=batch,
-        image_bytes=image_bytes(fields.get("messages")) + image_bytes(fields.get("input")),
+        image_bytes=image_bytes(fields.get("input" if path == "/v1/responses" else "messages")),
+        max_output_tokens=None if path == "/v1/embeddings" else output_limit(fields),
     )

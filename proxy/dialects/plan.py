@@ -2,7 +2,7 @@
 
 Where dialect and engine match, bytes pass untouched both ways. The exceptions are llama-server's, listed in
 docs/dialects.md: streams ask for progress frames that a filter takes out again, whole answers are put together from a
-stream, `id_slot` is not for clients, and Ollama's dialect is translated.
+stream, `id_slot` is slotgate's to say and not for clients, and Ollama's dialect is translated.
 """
 
 import time
@@ -33,6 +33,9 @@ _PROGRESS_PATHS = frozenset(
     ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/completion", "/completions", "/infill")
 )
 """Where llama-server knows `return_progress` in streams. /v1/messages does not pass it on."""
+
+_NAMES_SLOT = _PROGRESS_PATHS | {"/api/chat", "/api/generate"}
+"""Where llama-server obeys `id_slot`, or what Ollama's paths become does. /v1/messages drops it."""
 
 _ENDED = {
     "/api/chat": marks.ndjson_ended,
@@ -67,31 +70,47 @@ class Plan(msgspec.Struct):
         return self.transform is None or self.transform.passthrough
 
 
-def plan(call: Call, backend: Backend, facts: EngineFacts, clock_ns: Clock = time.time_ns) -> Plan:
+def can_name_slot(call: Call) -> bool:
+    """Whether a llama-server can be told which slot to use for this call."""
+    return call.seats == 1 and call.route.path in _NAMES_SLOT and Engine.LLAMA_SERVER in call.engines
+
+
+def plan(
+    call: Call, backend: Backend, facts: EngineFacts, slot: int | None = None, clock_ns: Clock = time.time_ns
+) -> Plan:
     """What to send to this backend for this call, and what to do with the answer.
+
+    Args:
+        call: what the client asked for.
+        backend: where it goes.
+        facts: what is known of the engine there.
+        slot: the slot that it shall use, where that can be said; None: the engine chooses.
+        clock_ns: the time, for the answer.
 
     Raises:
         ClientError: the model of this engine cannot do what is asked for, or the body is nested too deeply to be
             written again.
     """
     try:
-        return _made(call, backend, facts, clock_ns)
+        return _made(call, backend, facts, slot if can_name_slot(call) else None, clock_ns)
     except RecursionError:
         raise too_deep() from None
 
 
-def _made(call: Call, backend: Backend, facts: EngineFacts, clock_ns: Clock) -> Plan:
+def _made(call: Call, backend: Backend, facts: EngineFacts, slot: int | None, clock_ns: Clock) -> Plan:
     if backend.engine is Engine.OLLAMA:
         return _plan(call, call.route.path, call.body, streams=call.stream)
     if call.dialect is Dialect.OLLAMA:
-        return _translated(call, facts, clock_ns)
-    return _native(call)
+        return _translated(call, facts, slot, clock_ns)
+    return _native(call, slot)
 
 
-def _native(call: Call) -> Plan:
+def _native(call: Call, slot: int | None) -> Plan:
     path = call.route.path
     body = call.body if call.exact_keys else msgspec.json.encode(call.fields)
-    added: dict[str, Any] = {"id_slot": -1} if "id_slot" in call.fields else {}
+    added: dict[str, Any] = {}
+    if slot is not None or "id_slot" in call.fields:
+        added["id_slot"] = -1 if slot is None else slot
     transform: ReplyTransform | None = None
     streams = call.stream
     if call.stream:
@@ -109,12 +128,14 @@ def _native(call: Call) -> Plan:
     return made
 
 
-def _translated(call: Call, facts: EngineFacts, clock_ns: Clock) -> Plan:
+def _translated(call: Call, facts: EngineFacts, slot: int | None, clock_ns: Clock) -> Plan:
     transform: ReplyTransform
     if call.route.path in ("/api/embed", "/api/embeddings"):
         wanted, transform, streams = embed(call, facts), EmbedReply(call, clock_ns), False
     else:
         wanted = _wanted(call, facts)
+        if slot is not None:
+            wanted.fields["id_slot"] = slot
         read = chat_piece if wanted.path == "/v1/chat/completions" else completion_piece
         transform, streams = OllamaReply(call, read, clock_ns), True
     made = _plan(call, wanted.path, msgspec.json.encode(wanted.fields), streams=streams)

@@ -20,6 +20,8 @@ class Reading(msgspec.Struct):
     """Where it is not the route's: LOAD, UNLOAD."""
     unsupported: dict[Engine, str] = {}
     image_bytes: int = 0
+    max_output_tokens: int | None = None
+    """The client's own limit of the answer; None: it set none."""
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -27,17 +29,40 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
+def whole32(value: float) -> int:
+    """A JSON number, or a boolean, as a llama-server reads it where it wants a whole one of 32 bits.
+
+    Whole numbers of 64 bits lose their upper half. All others are read as floats: their fraction is dropped, and what
+    does not fit becomes the smallest number there is.
+    """
+    if isinstance(value, int) and -(2**63) <= value < 2**64:
+        return (value + 2**31) % 2**32 - 2**31
+    return int(value) if -(2**31) - 1 < value < 2**31 else -(2**31)
+
+
 def choices(fields: Mapping[str, Any]) -> int:
     """How many answers a llama-server gives per prompt, at least 1: `n_cmpl`, or else `n`.
 
-    It cuts numbers of all kinds to whole ones of 32 bits, booleans too. What it refuses counts as 1.
+    It takes numbers of all kinds, booleans too. What it refuses counts as 1.
     """
     given = fields.get("n_cmpl")
     if given is None:
         given = fields.get("n")
     if not isinstance(given, int | float):
         return 1
-    return max(1, (int(given) + 2**31) % 2**32 - 2**31)
+    return max(1, whole32(given))
+
+
+LIMITS = ("max_completion_tokens", "max_tokens", "n_predict", "max_output_tokens")
+"""Where a llama-server looks for the limit of an answer, on every route that generates."""
+
+
+def output_limit(fields: Mapping[str, Any], *names: str) -> int | None:
+    """The limit that a client sets to its answer: the first of the fields that is there. 0 and less mean none."""
+    value = next((value for name in names or LIMITS if (value := fields.get(name)) is not None), None)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return int(value) if 1 <= value < 2**31 else None
 
 
 def prompts(value: object) -> int:

@@ -22,6 +22,9 @@ _WHY = {
     Rejection.COOLING: "every backend that has the model failed lately and is left alone for a moment",
     Rejection.TRIED: "every backend that has the model was tried",
     Rejection.NO_ROOM: "no backend that has the model has a free slot",
+    Rejection.NO_MEMORY: "no backend that could load the model has room for it in memory",
+    Rejection.PREFILLING: "every backend that has the model computes as many prompts as it may",
+    Rejection.TENANT_BUSY: "this client has as many requests open as it may",
     Rejection.QUEUE_FULL: "all slots are taken and the waiting line is full",
     Rejection.WAITED_TOO_LONG: "no slot became free within the longest wait",
     Rejection.RETRIES_SPENT: "the backend failed and no further try is left",
@@ -46,9 +49,10 @@ def rejection_error(call: Call, rejection: Rejection, detail: str = "") -> tuple
         case Rejection.TOO_MANY_SLOTS:
             text = f"the request needs {call.seats} slots at once, more than any backend runs"
             return 400, "", detail or f"{text}: send fewer prompts or a smaller n"
-        case Rejection.QUEUE_FULL:
+        case Rejection.QUEUE_FULL | Rejection.TENANT_BUSY:
             if call.dialect is Dialect.OLLAMA:
-                return 503, "", OLLAMA_BUSY
+                own = rejection is Rejection.TENANT_BUSY  # who waits behind its own requests should know
+                return 503, "", f"{OLLAMA_BUSY}: {_joined(_WHY[rejection], detail)}" if own else OLLAMA_BUSY
             status = {Dialect.OPENAI: 429, Dialect.ANTHROPIC: 529}.get(call.dialect, 503)
             return status, "", _joined(_WHY[rejection], detail)
         case Rejection.RETRIES_SPENT:

@@ -226,7 +226,7 @@ class EmbedReply:
             "embeddings": shown,
             "total_duration": max(0, self._clock_ns() - self._call.arrived_ns),
             "load_duration": max(0, self._opened_ns - self._call.arrived_ns),
-            "prompt_eval_count": answer.usage.prompt_tokens,
+            "prompt_eval_count": answer.usage.prompt_tokens if answer.usage else 0,
         }
         return encode({key: value for key, value in record.items() if value != 0})
 
@@ -242,7 +242,7 @@ class _EmbedUsage(msgspec.Struct):
 
 class _Embeddings(msgspec.Struct):
     data: list[_Vector]
-    usage: _EmbedUsage = msgspec.field(default_factory=_EmbedUsage)
+    usage: _EmbedUsage | None = None
 
 
 _embeddings = msgspec.json.Decoder(_Embeddings).decode

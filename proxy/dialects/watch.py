@@ -24,6 +24,8 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_ms: float | None = None
     """Time spent on the part that was not cached; waiting not included."""
     output_ms: float | None = None
+    slot: int | None = None
+    """The slot that answered: told at the end of llama-server's own streams and answers, if the prompt is not long."""
 
 
 class StreamWatch:
@@ -139,6 +141,7 @@ def _usage(tail: bytes, head: bytes) -> Usage:
             output_tokens=_int(part, b"predicted_n"),
             prompt_ms=_float(part, b"prompt_ms"),
             output_ms=_float(part, b"predicted_ms"),
+            slot=_int(tail, b"id_slot"),
         )
     if b'"eval_duration":' in tail or b'"total_duration":' in tail:
         prompt_ns, output_ns = _float(tail, b"prompt_eval_duration"), _float(tail, b"eval_duration")

@@ -1,6 +1,6 @@
 """An engine without a model: slots, queue, paced tokens and faults behind the llama-server or the Ollama API.
 
-For trying slotgate on a laptop, for tests and for benchmarks. Knows nothing of the rest of slotgate.
+For trying slotgate on a laptop, for tests and for benchmarks. Of slotgate it knows the simulated engine only.
 """
 
 from proxy.emulated.emulated_engine import EmulatedEngine, Seen

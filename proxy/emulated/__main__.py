@@ -12,7 +12,7 @@ import structlog
 from proxy.emulated.emulated_engine import EmulatedEngine
 from proxy.emulated.engine import Departure
 from proxy.emulated.options import EmulatedModel
-from proxy.emulated.step_times import PRESETS
+from scheduler.simulation.step_times import PRESETS
 
 log = structlog.get_logger("slotgate.emulated")
 
@@ -38,6 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--api", choices=("llama-server", "ollama"), default="llama-server")
     add("--listen", default="127.0.0.1:0", metavar="HOST:PORT|unix:/PATH", help="port 0: any free one, logged")
+    add("--address-file", type=Path, metavar="FILE", help="written once it listens: its URL, or unix:/PATH")
     add("--model", action="append", metavar="NAME", help="may be repeated with --api=ollama")
     add("--capabilities", default="completion,tools", help="of every model, by comma, in Ollama's words")
     add("--slots", type=int, default=4, help="parallel sequences (per model)")
@@ -45,6 +46,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--card", choices=sorted(PRESETS), default="4090", help="whose step times are used")
     add("--speed", type=_speed, default=1.0, help="divides all times; inf: nothing waits")
     add("--batch", type=int, default=512, help="tokens per step at most")
+    add("--host-cache-tokens", type=int, default=0, metavar="N", help="size of the host prompt cache; 0: none")
+    add("--copy-idle-slots", action="store_true", help="every task first copies idle slots to the host cache")
+    add("--kv-unified", action="store_true", help="one KV pool: idle slots that were copied are cleared")
     add("--seed", type=int, default=0, help="of the pseudo text")
     add("--answer-tokens", type=_range, default=(128, 128), metavar="N|FROM-TO", help="when answers end by themselves")
     add("--api-key-file", type=Path, help="one key per line")
@@ -87,6 +91,9 @@ def make_engine(arguments: argparse.Namespace) -> EmulatedEngine:
         card=PRESETS[arguments.card],
         speed=arguments.speed,
         batch=arguments.batch,
+        host_cache_tokens=arguments.host_cache_tokens,
+        copy_idle_slots=arguments.copy_idle_slots,
+        kv_unified=arguments.kv_unified,
         seed=arguments.seed,
         answer_tokens=arguments.answer_tokens,
         api_keys=tuple(keys),
@@ -106,16 +113,20 @@ def make_engine(arguments: argparse.Namespace) -> EmulatedEngine:
     return engine
 
 
-async def run(engine: EmulatedEngine) -> None:
+async def run(engine: EmulatedEngine, address_file: Path | None = None) -> None:
     """Serve until SIGTERM or SIGINT.
 
     Raises:
-        OSError: the address cannot be had.
+        OSError: the address cannot be had, or the file not be written.
     """
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with engine:
+        if address_file is not None:
+            part = address_file.with_name(f"{address_file.name}.part")  # whoever finds the file finds all of it
+            part.write_text(engine.url)
+            part.replace(address_file)
         log.info("listening", url=engine.url, api=engine.options.api, slots=engine.options.slots)
         await stopped.wait()
 
@@ -128,9 +139,9 @@ def main(argv: list[str] | None = None) -> int:
         if arguments.uvloop:
             import uvloop
 
-            uvloop.run(run(engine))
+            uvloop.run(run(engine, arguments.address_file))
         else:
-            asyncio.run(run(engine))
+            asyncio.run(run(engine, arguments.address_file))
     except (OSError, ValueError) as error:
         log.error("cannot start", error=str(error), listen=arguments.listen)
         return 1

@@ -1,18 +1,23 @@
-"""Slots, the queue before them and the steps that serve them. Owns the engine's state; must not know any HTTP API.
+"""The model of an engine, in real time: waits for its steps and tells sinks what happened. Must not know any HTTP API.
 
-All sequences advance together: one timer per step, not per stream. A step gives every decoding sequence one token and
-fills the rest of the batch with prompt tokens, slot by slot, as llama-server does.
+Which slot, what is reused, what is copied and how long a step takes is the model's affair (`scheduler.simulation`). One
+timer per step, not per stream. What is the emulator's own: when the leaving of a client is noticed, full contexts,
+faults, and what /metrics counts.
 """
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from enum import StrEnum
+from math import inf
 
-from proxy.emulated.jobs import Job, Problem
-from proxy.emulated.replies import Stop
-from proxy.emulated.slots import Slot, choose_slot, reusable
-from proxy.emulated.step_times import StepTimes, step_ms
+from proxy.emulated.jobs import Job, Problem, Slot
+from proxy.emulated.replies import Reply, Stop
 from proxy.tasks import Tasks
+from scheduler.simulation.contents import Tokens
+from scheduler.simulation.engine import EngineModel, EngineSettings
+from scheduler.simulation.jobs import Happened, Kind
+from scheduler.simulation.jobs import Job as Work
 
 _KEPT_BY_SHIFT = 4
 _CATCH_UP_S = 0.05
@@ -46,11 +51,8 @@ class SlotEngine:
     """An engine with a fixed number of slots and an unbounded FIFO of deferred jobs.
 
     Args:
-        slots: parallel sequences.
-        context: tokens per slot.
-        times: the time model of the card.
+        settings: of the model; with `single_steps`, `tells_steps` and a context.
         speed: divides every step time; infinity: no waiting at all.
-        batch: tokens per step at most.
         departure: how clients that left are noticed. Lazily means as llama-server does it: a stream that decodes (or
             reports progress) at its next frame; anything else only when for `quiet_s` nobody got a result of any job
             and nobody polled. A poll or a token of a neighbour restarts that wait.
@@ -60,32 +62,32 @@ class SlotEngine:
 
     def __init__(
         self,
+        settings: EngineSettings,
         *,
-        slots: int,
-        context: int,
-        times: StepTimes,
         speed: float = 1.0,
-        batch: int = 512,
         departure: Departure = Departure.LAZY,
         quiet_s: float = 1.0,
         shift: bool = False,
     ) -> None:
-        self.slots = [Slot(number) for number in range(slots)]
-        self.context = context
+        self.model: EngineModel[Tokens] = EngineModel(settings)
+        self.slots = [Slot(part) for part in self.model.slots]
+        self.context = settings.context
         self.counters = Counters()
-        self.deferred: deque[Job] = deque()
-        self.running: list[Job] = []
-        self.deferred_max = 0
         self.open_max = 0
         """Most jobs that were running or waiting at the same time."""
         self.slow_factor = 1.0
         self.extra_step_s = 0.0
+        self._speed, self._departure, self._quiet_s, self._shift = speed, departure, quiet_s, shift
+        self._jobs: dict[str, Job] = {}
+        """All that run or wait, in the order in which they came."""
         self._arrivals: deque[Job] = deque()
-        self._times, self._speed, self._batch = times, speed, batch
-        self._departure, self._quiet_s, self._shift = departure, quiet_s, shift
-        self._uses = 0
+        """Of these, those that came since the last step."""
         self._task_ids = 0
-        self._stall_ms = 0.0
+        self._deferred_before = 0
+        # The step under way began at this time of the model and of the loop; a millisecond of it lasts so many seconds.
+        self._began_ms = 0.0
+        self._began_s = 0.0
+        self._ms_in_s = 0.0
         self._due_s = 0.0
         self._woken_s = 0.0
         self._wake = asyncio.Event()
@@ -101,6 +103,16 @@ class SlotEngine:
         """Queue a job; its sink is told the rest."""
         job.submitted_s = job.now_s = self._loop.time()
         job.task_id, self._task_ids = self._task_ids, self._task_ids + 1
+        answer = job.reply.tokens[: self._end_of(job, job.reply)[0]] if job.reply is not None else []
+        job.work = Work(
+            str(job.task_id),
+            Tokens([*job.prompt, *answer]),
+            len(job.prompt),
+            job.named_slot,
+            generates=job.reply is not None,
+            reuses=job.reuse,
+        )
+        self._jobs[job.work.id] = job
         self._arrivals.append(job)
         self.open_max = max(self.open_max, self.open_jobs)
         self._wake.set()
@@ -111,8 +123,7 @@ class SlotEngine:
             return
         job.gone_at = self._loop.time()
         if job.leaves_queue_at_once and job.slot is None:
-            self._drop(job)
-        self._wake.set()
+            self._withdraw(job)
 
     def polled(self) -> None:
         """Somebody was answered from the engine's own state, which restarts the quiet wait."""
@@ -120,7 +131,7 @@ class SlotEngine:
 
     def stall(self, milliseconds: float) -> None:
         """Work on the main loop (a slot saved or restored) that the next step has to wait for."""
-        self._stall_ms += milliseconds
+        self.model.stall(milliseconds, self._now_ms())
 
     def freeze(self, frozen: bool) -> None:
         """Stop computing while still answering, as a wedged decode loop does."""
@@ -130,13 +141,13 @@ class SlotEngine:
             self._moving.set()
 
     def fail_all(self, problem: Problem) -> None:
-        """End every job that runs or waits, and forget what the slots held."""
-        for job in [*self._arrivals, *self.deferred, *self.running]:  # waiting ones first: none may start
-            self._close(job)
-            job.sink.failed(job, problem)
-        for slot in self.slots:
-            slot.tokens = []
-            slot.busy = False
+        """End every job that runs or waits, and forget what the slots and the host cache held."""
+        self._deferred_before = self.deferred_max
+        self.model = EngineModel(self.model.settings)
+        for slot, part in zip(self.slots, self.model.slots, strict=True):
+            slot.part = part
+        for job in list(self._jobs.values()):
+            self._fail(job, problem)
 
     def stop(self) -> None:
         """Stop computing at once; open jobs hear nothing more."""
@@ -151,115 +162,194 @@ class SlotEngine:
     @property
     def open_jobs(self) -> int:
         """Jobs that run or wait."""
-        return len(self.running) + len(self.deferred) + len(self._arrivals)
+        return len(self._jobs)
+
+    @property
+    def running(self) -> list[Job]:
+        """Jobs that have a slot."""
+        return [job for job in self._jobs.values() if job.slot is not None]
 
     @property
     def waiting_jobs(self) -> int:
         """Jobs without a slot."""
-        return len(self.deferred) + len(self._arrivals)
+        return sum(job.slot is None for job in self._jobs.values())
+
+    @property
+    def deferred(self) -> list[Job]:
+        """Jobs that found no slot, in the order in which they will be tried."""
+        return [self._jobs[work.id] for work in self.model.deferred]
+
+    @property
+    def deferred_max(self) -> int:
+        """Most jobs that ever waited for a slot at the same time."""
+        return max(self._deferred_before, self.model.deferred_max)
 
     def job_of(self, slot: Slot) -> Job | None:
         """Who runs on a slot."""
-        return next((job for job in self.running if job.slot is slot), None)
+        return self._jobs.get(slot.part.job.id) if slot.part.job is not None else None
 
-    # -- steps
+    # -- time
 
     async def _run(self) -> None:
         while True:
             await self._moving.wait()
-            self._sweep_waiting()
-            self._place_arrivals()
-            if not self.running:
+            model = self.model
+            due_ms = model.next_event_ms()
+            if due_ms < inf:
+                await self._pace(due_ms - self._began_ms)
+                if model is self.model:
+                    self._step(due_ms)
+            elif self._arrivals:
+                self._began_ms, self._began_s = self._now_ms(), self._loop.time()
+                self._due_s = self._began_s  # idle time is no credit
+                self._hand_over(self._began_ms)
+                self._tell(model.advance(self._began_ms), self._began_s)
+            else:
                 self._wake.clear()
-                if not self._arrivals:
-                    await self._wake.wait()
-                    self._due_s = self._loop.time()  # idle time is no credit
-                continue
-            await self._step()
-
-    async def _step(self) -> None:
-        decoding = [job for job in self.running if job.prefilled]
-        room = self._batch - len(decoding)
-        prefilling: list[tuple[Job, int]] = []
-        for slot in self.slots:
-            job = self.job_of(slot) if slot.busy and room > 0 else None
-            if job is not None and not job.prefilled:
-                size = min(room, len(job.prompt) - job.evaluated)
-                prefilling.append((job, size))
-                room -= size
-        milliseconds = step_ms(
-            self._times,
-            len(decoding),
-            sum(job.held for job in decoding),
-            sum(size for _, size in prefilling),
-            sum(job.evaluated for job, _ in prefilling),
-        )
-        await self._pace(milliseconds * self.slow_factor + self._stall_ms)
-        self._stall_ms = 0.0
-        now = self._loop.time()
-        self.counters.steps += 1
-        self.counters.busy_slot_steps += len(self.running)
-        for job in decoding:
-            self._advance(job, now)
-        for job, size in prefilling:
-            self._prefilled(job, size, now)
+                await self._wake.wait()
 
     async def _pace(self, milliseconds: float) -> None:
         """Wait for the step to end. Timers are coarse, so what one step lost or gained the next one evens out."""
         now = self._loop.time()
-        self._due_s = max(self._due_s, now - _CATCH_UP_S) + milliseconds / self._speed / 1000 + self.extra_step_s
+        self._ms_in_s = self.slow_factor / self._speed / 1000
+        self._due_s = max(self._due_s, now - _CATCH_UP_S) + milliseconds * self._ms_in_s + self.extra_step_s
         delay = self._due_s - now
         await asyncio.sleep(delay if delay > 0.0005 else 0)
         await self._moving.wait()
 
-    def _prefilled(self, job: Job, size: int, now: float) -> None:
-        if job.over:
-            return
-        job.now_s = now
-        job.processed += size
-        self.counters.prompt_tokens += size
+    def _now_ms(self) -> float:
+        """The model's time now. While nothing computes it runs as fast as the engine does."""
+        if self.model.next_event_ms() < inf or self._speed == inf:
+            return self._began_ms
+        return self._began_ms + (self._loop.time() - self._began_s) * 1000 * self._speed
+
+    def _step(self, due_ms: float) -> None:
+        """End a step, and so begin the next one: with what came meanwhile, without those who are noticed to be gone."""
+        now = self._loop.time()
+        self.counters.steps += 1
+        self.counters.busy_slot_steps += len(self.model.running)
+        self._notice(now, due_ms)
+        self._hand_over(due_ms)
+        happened = self.model.advance(due_ms)
+        for kind, work, _ in happened:
+            job = self._jobs.get(work.id)
+            if job is not None and kind is Kind.BATCH and not job.processed:
+                job.first_batch_s = self._began_s + (work.first_batch_ms - self._began_ms) * self._ms_in_s
+        self._began_ms, self._began_s = due_ms, now
+        self._tell(happened, now)
+
+    def _hand_over(self, now_ms: float) -> None:
+        if self._arrivals:
+            self.model.submit_together([job.work for job in self._arrivals if job.work is not None], now_ms)
+            self._arrivals.clear()
+
+    # -- what happened
+
+    def _tell(self, happened: Sequence[Happened[Tokens]], now: float) -> None:
+        for kind, work, _ in happened:
+            job = self._jobs.get(work.id)
+            if job is None:  # a sink ended it
+                continue
+            job.now_s = now
+            match kind:
+                case Kind.STARTED:
+                    self._started(job, work, now)
+                case Kind.BATCH:
+                    self._prefilled(job, work, now)
+                case Kind.FIRST | Kind.TOKEN:
+                    self._decoded(job, work, now)
+                case Kind.REFUSED:
+                    self._fail(job, over_context(len(job.prompt), self.context))
+                case Kind.FINISHED if not work.gone:
+                    self._finish(job, work, now)
+                case _:
+                    self._fail(job, _LEFT)
+
+    def _started(self, job: Job, work: Work[Tokens], now: float) -> None:
+        self._seat(job, work, now)
+        job.cached = work.cached_tokens
+        self.counters.cached_tokens += job.cached
         if job.reports_progress:
-            if self._noticed(job, now, at_frame=True):
-                self._drop(job)
-                return
             self._woken_s = now
-        elif self._noticed(job, now, at_frame=False):
-            self._drop(job)
-            return
+        job.sink.started(job)
+
+    def _seat(self, job: Job, work: Work[Tokens], now: float) -> None:
+        if work.slot is not None:
+            job.slot = slot = self.slots[work.slot]
+            slot.task_id, slot.params = job.task_id, job.params
+        job.started_s = now
+
+    def _prefilled(self, job: Job, work: Work[Tokens], now: float) -> None:
+        self.counters.prompt_tokens += work.computed - job.evaluated
+        job.processed = work.computed - work.cached_tokens
         if job.prefilled:
             job.first_token_s = now
             self.counters.prompt_s += job.prompt_ms / 1000
-        job.sink.progressed(job)
-        if job.prefilled and not job.over:
-            if job.reply is None:
-                self._finish(job, Stop.NONE, now)
-            else:
-                self._advance(job, now)
+        if not work.gone:
+            job.sink.progressed(job)
 
-    def _advance(self, job: Job, now: float) -> None:
-        """One more token of an answer."""
-        if job.over or job.reply is None:
-            return
-        if self._noticed(job, now, at_frame=job.streams):
-            self._drop(job)
-            return
+    def _decoded(self, job: Job, work: Work[Tokens], now: float) -> None:
+        """One more token of an answer; computed in vain for those who are noticed to be gone."""
         job.decoded += 1
-        job.now_s = job.last_token_s = now
-        if job.streams:
-            self._woken_s = now
-        reply = job.reply
-        last = job.decoded >= len(reply.tokens)
-        ending = reply.ending if last else Stop.NONE
-        if not last and 0 <= job.most <= job.decoded:  # 0 still makes one token
-            ending = Stop.LIMIT
-        elif not last and job.held + 1 >= self.context:
-            if self._shift:
-                job.shifted += (job.held - _KEPT_BY_SHIFT) // 2
-            else:
-                ending, job.truncated = Stop.LIMIT, True
-        job.sink.said(job, reply.pieces[job.decoded - 1])
-        if ending is not Stop.NONE and not job.over:
-            self._finish(job, ending, now)
+        job.last_token_s = now
+        if job.reply is None or work.gone:
+            return
+        if self._shift and job.decoded < work.output_tokens and job.held + 1 >= self.context:
+            discarded = (job.held - _KEPT_BY_SHIFT) // 2
+            ids = work.content.ids
+            self.model.shift(work, Tokens([*ids[:_KEPT_BY_SHIFT], *ids[_KEPT_BY_SHIFT + discarded :]]))
+            job.shifted += discarded
+        job.sink.said(job, job.reply.pieces[job.decoded - 1])
+
+    def _finish(self, job: Job, work: Work[Tokens], now: float) -> None:
+        if job.slot is None:  # an empty prompt: answered empty at once, as llama-server does
+            self._seat(job, work, now)
+        elif job.reply is not None:
+            _, job.ended, job.truncated = self._end_of(job, job.reply)
+        self._woken_s = now
+        self._close(job)
+        job.sink.finished(job)
+
+    def _end_of(self, job: Job, reply: Reply) -> tuple[int, Stop, bool]:
+        """After how many tokens an answer ends, why, and whether that is for want of context."""
+        count, ending, truncated = len(reply.tokens), reply.ending, False
+        if job.most >= 0 and max(1, job.most) < count:  # 0 still makes one token
+            count, ending = max(1, job.most), Stop.LIMIT
+        room = max(1, self.context - len(job.prompt))
+        if room < count and not self._shift:
+            count, ending, truncated = room, Stop.LIMIT, True
+        return count, ending, truncated
+
+    def _fail(self, job: Job, problem: Problem) -> None:
+        self._close(job)
+        job.sink.failed(job, problem)
+
+    def _close(self, job: Job) -> None:
+        job.over = True
+        self._jobs.pop(str(job.task_id), None)
+        if job in self._arrivals:
+            self._arrivals.remove(job)
+        if job.slot is not None:
+            self.counters.output_tokens += job.decoded
+            self.counters.output_s += job.output_ms / 1000
+            self.counters.longest = max(self.counters.longest, job.held)
+
+    # -- clients that leave
+
+    def _notice(self, now: float, due_ms: float) -> None:
+        """Take out whose leaving the step that ends now brings to light."""
+        for job in [job for job in self._jobs.values() if job.gone_at is not None and job.slot is None]:
+            if self._noticed(job, now, at_frame=False):
+                self._withdraw(job)
+        for work, size in self.model.served:
+            job = self._jobs[work.id]
+            frame = job.streams
+            if (size and work.computed + size < work.prompt_tokens) or not work.output_tokens:
+                frame = job.reports_progress
+            if self._noticed(job, now, at_frame=frame):
+                self.model.cancel(work, due_ms)
+            elif frame:
+                self._woken_s = now
 
     def _noticed(self, job: Job, now: float, *, at_frame: bool) -> bool:
         """Whether the engine notices by now that the job's client has left."""
@@ -270,89 +360,14 @@ class SlotEngine:
         rounds_before = max(0.0, job.gone_at - self._woken_s) // self._quiet_s
         return (now - self._woken_s) // self._quiet_s > rounds_before
 
-    # -- places
+    def _withdraw(self, job: Job) -> None:
+        """Drop a job that has no slot."""
+        if job.work is not None:
+            self.model.withdraw(job.work)
+        self._fail(job, _LEFT)
 
-    def _place_arrivals(self) -> None:
-        while self._arrivals:
-            job = self._arrivals.popleft()
-            if not self._place(job):
-                self.deferred.append(job)
-                self.deferred_max = max(self.deferred_max, len(self.deferred))
 
-    def _place(self, job: Job) -> bool:
-        slot = choose_slot(self.slots, job.prompt, job.named_slot)
-        if slot is None:
-            return False
-        now = self._loop.time()
-        if len(job.prompt) >= self.context:
-            self._close(job)
-            job.sink.failed(job, over_context(len(job.prompt), self.context))
-            return True
-        job.cached = reusable(slot, job.prompt) if job.reuse else 0
-        self.counters.cached_tokens += job.cached
-        job.slot, slot.busy = slot, True
-        slot.task_id, slot.params = job.task_id, job.params
-        job.started_s = job.now_s = now
-        self.running.append(job)
-        if job.reports_progress:
-            self._woken_s = now
-        if not job.prompt:  # nothing to compute: answered empty, as llama-server does
-            self._finish(job, Stop.NONE, now)
-        else:
-            job.sink.started(job)
-        return True
-
-    def _sweep_waiting(self) -> None:
-        now = self._loop.time()
-        for job in [*self.deferred, *self._arrivals]:
-            if self._noticed(job, now, at_frame=False):
-                self._drop(job)
-
-    def _finish(self, job: Job, ending: Stop, now: float) -> None:
-        job.ended = ending
-        job.now_s = now
-        self._woken_s = now
-        self._close(job)
-        job.sink.finished(job)
-
-    def _drop(self, job: Job) -> None:
-        self._close(job)
-        job.sink.failed(job, Problem(499, "cancelled", "the client has left"))
-
-    def _close(self, job: Job) -> None:
-        """Take a job out; its slot keeps what was computed and the longest waiting job is tried on it."""
-        job.over = True
-        if job.slot is None:
-            for queue in (self.deferred, self._arrivals):
-                if job in queue:
-                    queue.remove(job)
-            return
-        slot = job.slot
-        self.running.remove(job)
-        answer = job.reply.tokens[: max(0, job.decoded - 1)] if job.reply is not None else []
-        held = job.prompt[: job.evaluated] + answer
-        slot.tokens = held[:_KEPT_BY_SHIFT] + held[_KEPT_BY_SHIFT + job.shifted :] if job.shifted else held
-        slot.busy = False
-        self._uses += 1
-        slot.last_used = self._uses
-        self.counters.output_tokens += job.decoded
-        self.counters.output_s += job.output_ms / 1000
-        self.counters.longest = max(self.counters.longest, len(slot.tokens))
-        self._wake.set()
-        self._try_deferred(slot)
-
-    def _try_deferred(self, slot: Slot) -> None:
-        """Exactly one waiting job is tried per freed slot: one that is bound to it, else the first.
-
-        A first one that is bound to another, busy slot goes to the back and the freed slot stays idle: so does the
-        real engine, and whoever names slots has to know.
-        """
-        if not self.deferred:
-            return
-        job = next((job for job in self.deferred if job.named_slot == slot.id), self.deferred[0])
-        self.deferred.remove(job)
-        if not self._place(job):
-            self.deferred.append(job)
+_LEFT = Problem(499, "cancelled", "the client has left")
 
 
 def over_context(tokens: int, context: int) -> Problem:

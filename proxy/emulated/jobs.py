@@ -1,11 +1,16 @@
-"""One sequence that an engine computes, and who is told of its progress. Must not know slots' rules or HTTP."""
+"""One sequence that an engine computes, and who is told of its progress; slots as the APIs show them.
 
+Must not know slots' rules or HTTP.
+"""
+
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from proxy.emulated.replies import Reply, Stop
-from proxy.emulated.slots import Slot
+from scheduler.simulation import jobs as model
+from scheduler.simulation.contents import Tokens
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -55,6 +60,34 @@ class Silent:
         """Nothing to do."""
 
 
+class Slot:
+    """One parallel sequence: what the engine's model knows of it, and which task it served last."""
+
+    def __init__(self, part: "model.Slot[Tokens]") -> None:
+        self.part = part
+        self.task_id: int | None = None
+        self.params: dict[str, Any] = {}
+
+    @property
+    def id(self) -> int:
+        """Its number, from 0."""
+        return self.part.id
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody runs on it."""
+        return self.part.job is not None
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """What it holds; while it is busy, what it held before."""
+        return self.part.content.ids if self.part.content is not None else []
+
+    def hold(self, tokens: Sequence[int]) -> None:
+        """Put something into an idle slot; empty: erase it."""
+        self.part.content = Tokens(tokens) if tokens else None
+
+
 class Job:
     """One sequence: a prompt, the answer planned for it, and how far it got. Times are of the loop's clock, in s."""
 
@@ -87,6 +120,8 @@ class Job:
         """Ollama's own queue notices a client that left; llama-server's does not."""
         self.choice = choice
         self.params = params or {}
+        self.work: model.Job[Tokens] | None = None
+        """What the engine's model knows of it, once it was submitted."""
         self.slot: Slot | None = None
         self.task_id = 0
         self.cached = 0
@@ -101,6 +136,7 @@ class Job:
         self.gone_at: float | None = None
         self.submitted_s = 0.0
         self.started_s = 0.0
+        self.first_batch_s = 0.0
         self.first_token_s = 0.0
         self.last_token_s = 0.0
         self.now_s = 0.0
@@ -128,9 +164,9 @@ class Job:
 
     @property
     def prompt_ms(self) -> float:
-        """Milliseconds from the slot to the end of the prompt (so far, if it is not done)."""
+        """Milliseconds to the end of the prompt (so far, if it is not done), without what was copied before it."""
         end = self.first_token_s or self.now_s
-        return round((end - self.started_s) * 1000, 3) if self.processed else 0.0
+        return round((end - self.first_batch_s) * 1000, 3) if self.processed else 0.0
 
     @property
     def output_ms(self) -> float:

@@ -79,13 +79,7 @@ class LlamaApi:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.engine = SlotEngine(
-            slots=options.slots,
-            context=options.context,
-            times=options.card,
-            speed=options.speed,
-            batch=options.batch,
-            departure=options.departure,
-            quiet_s=options.quiet_s,
+            options.settings(), speed=options.speed, departure=options.departure, quiet_s=options.quiet_s
         )
         self.ready = asyncio.Event()
         self._model = options.models[0].name

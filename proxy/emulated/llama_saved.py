@@ -7,10 +7,9 @@ from typing import Any
 import orjson
 
 from proxy.emulated.engine import SlotEngine
-from proxy.emulated.jobs import Problem
+from proxy.emulated.jobs import Problem, Slot
 from proxy.emulated.llama_requests import Refused, refuse
 from proxy.emulated.options import Options
-from proxy.emulated.slots import Slot
 
 _BYTES_PER_TOKEN = 131_072
 """KV of an 8B model in f16."""
@@ -41,7 +40,8 @@ class SavedSlots:
         while slot.busy:  # noqa: ASYNC110 - rare, and the engine need not know who waits
             await asyncio.sleep(0.001)
         if action == "erase":
-            erased, slot.tokens = len(slot.tokens), []
+            erased = len(slot.tokens)
+            slot.hold([])
             return {"id_slot": number, "n_erased": erased}
         if action == "save":
             return await self._save(number, slot, path)
@@ -54,7 +54,7 @@ class SavedSlots:
 
     async def _save(self, number: int, slot: Slot, path: Path) -> dict[str, Any]:
         # A slot that does not exist saves nothing, with 200: the real engine does not check the id.
-        tokens = slot.tokens if number < len(self._engine.slots) else []
+        tokens = list(slot.tokens) if number < len(self._engine.slots) else []
         took = self._options.card.save_ms * len(tokens)
         self._engine.stall(took)
         content = orjson.dumps({"slots": len(self._engine.slots), "tokens": tokens})
@@ -76,9 +76,9 @@ class SavedSlots:
         except (OSError, orjson.JSONDecodeError, KeyError, TypeError):
             fits = False
         if not fits:
-            slot.tokens = []
+            slot.hold([])
             raise refuse("Unable to restore slot: No available space in KV cache or invalid slot save file")
-        slot.tokens = list(content["tokens"])
+        slot.hold(content["tokens"])
         slot.task_id = -1 if slot.task_id is None else slot.task_id
         took = self._options.card.restore_ms * len(slot.tokens)
         self._engine.stall(took)

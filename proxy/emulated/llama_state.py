@@ -4,8 +4,8 @@ import time
 from typing import Any
 
 from proxy.emulated.engine import SlotEngine
+from proxy.emulated.jobs import Slot
 from proxy.emulated.options import Options
-from proxy.emulated.slots import Slot
 
 BUILD = "b0-emulated"
 CHAT_TEMPLATE = (

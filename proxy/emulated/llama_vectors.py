@@ -11,7 +11,7 @@ from typing import Any
 from proxy.emulated.answers import WholeAnswer
 from proxy.emulated.engine import SlotEngine
 from proxy.emulated.faults import Fault
-from proxy.emulated.jobs import Job
+from proxy.emulated.jobs import Job, Problem
 from proxy.emulated.llama_heads import send_json, send_problem
 from proxy.emulated.llama_requests import read_inputs, read_json, refuse
 from proxy.emulated.options import Options
@@ -82,9 +82,12 @@ class LlamaVectors:
         wanted = embedding(tokenize(body["query"]), 64)
         prompts = [tokenize(f"{body['query']}\n{document}") for document in texts]
         top = body.get("top_n")
-        most = int(top) if isinstance(top, int | float) else len(texts)
+        most = _int32(top) if isinstance(top, int | float) else len(texts)
 
         def reply(jobs: list[Job]) -> None:
+            if most < 0:  # found out only when the list is cut
+                send_problem(exchange, Problem(500, "server_error", "vector::_M_default_append"))
+                return
             count = sum(len(job.prompt) for job in jobs)
             results: list[dict[str, Any]] = []
             for job in jobs:
@@ -102,6 +105,13 @@ class LlamaVectors:
             send_json(exchange, shown)
 
         self._compute(exchange, fault, prompts, reply)
+
+
+def _int32(value: float) -> int:
+    """A number as the engine casts it: whole ones of 64 bits lose the upper half, floats that do not fit are least."""
+    if isinstance(value, int) and -(2**63) <= value < 2**64:
+        return (value + 2**31) % 2**32 - 2**31
+    return int(value) if -(2**31) - 1 < value < 2**31 else -(2**31)
 
 
 def _texts(body: dict[str, Any]) -> list[str]:

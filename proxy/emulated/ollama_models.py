@@ -164,11 +164,8 @@ class Models:
         options = self.options
         only_embeds = "completion" not in model.capabilities
         engine = SlotEngine(
-            slots=1 if only_embeds else options.slots,
-            context=context,
-            times=options.card,
+            options.settings(slots=1 if only_embeds else None, context=context),
             speed=options.speed,
-            batch=options.batch,
             departure=options.departure,
             quiet_s=options.quiet_s,
             shift=True,

@@ -37,7 +37,10 @@ class OllamaVectors:
         begin_s = time.monotonic()
         body = read_object(exchange.body, "api.EmbedRequest")
         inputs = body.get("input")
-        texts = [text for text in (inputs if isinstance(inputs, list) else [inputs]) if text]
+        # Of a list every text counts, an empty one too.
+        texts = inputs if isinstance(inputs, list) else [inputs] if inputs else []
+        if not all(isinstance(text, str) for text in texts):
+            raise OllamaError(400, "invalid input type")
 
         def reply(use: Use, prompts: list[list[int]], vectors: list[list[float]]) -> None:
             value: dict[str, Any] = {"model": body.get("model"), "embeddings": vectors}

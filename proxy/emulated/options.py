@@ -5,7 +5,8 @@ import math
 import msgspec
 
 from proxy.emulated.engine import Departure
-from proxy.emulated.step_times import PRESETS, StepTimes
+from scheduler.simulation.engine import EngineSettings
+from scheduler.simulation.step_times import PRESETS, StepTimes
 
 
 class EmulatedModel(msgspec.Struct, frozen=True):
@@ -42,6 +43,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     speed: float = math.inf
     """Divides all step, load and copy times; infinity: nothing waits."""
     batch: int = 512
+    """Tokens per step at most (-b)."""
+    host_cache_tokens: int = 0
+    """What the host prompt cache may hold (--cache-ram, in tokens); 0: there is none."""
+    copy_idle_slots: bool = False
+    """Every task first copies what idle slots hold to the host cache (--cache-idle-slots)."""
+    kv_unified: bool = False
+    """One KV pool for all slots (--kv-unified): idle slots that were copied are cleared."""
     seed: int = 0
     answer_tokens: tuple[int, int] = (128, 128)
     """Tokens after which an answer ends by itself: from, to."""
@@ -68,3 +76,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     version: str = "0.33.0"
     idle_timeout_s: float = 5.0
     """llama-server closes a connection that is idle for so long."""
+
+    def settings(self, *, slots: int | None = None, context: int | None = None) -> EngineSettings:
+        """What the engine's model is told; `slots` and `context`: of one model of several (Ollama)."""
+        return EngineSettings(
+            times=self.card,
+            slots=self.slots if slots is None else slots,
+            context=self.context if context is None else context,
+            batch=self.batch,
+            host_tokens=self.host_cache_tokens,
+            copies_idle=self.copy_idle_slots,
+            unified=self.kv_unified,
+            single_steps=True,
+            tells_steps=True,
+        )

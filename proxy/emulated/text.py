@@ -46,20 +46,6 @@ def detokenize(tokens: Iterable[int]) -> str:
     return b"".join(piece_bytes(token) for token in tokens).decode(errors="replace")
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Number of tokens that both begin with (slice comparison, so long prompts stay cheap)."""
-    low, high = 0, min(len(one), len(other))
-    if one[:high] == other[:high]:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 def noise(seed: int, tokens: Sequence[int], count: int) -> bytes:
     """`count` pseudo-random bytes that depend on the seed and on every token, the same on every machine."""
     digest = hashlib.shake_256(seed.to_bytes(8, signed=True) if -(1 << 63) <= seed < 1 << 63 else b"")

@@ -76,7 +76,13 @@ class AccessLine(msgspec.Struct, kw_only=True):
     bytes_out: int = 0
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    predicted_cached_tokens: int | None = None
+    """What `cached_tokens` should have been, by our account of the engine's slots."""
     output_tokens: int | None = None
+    slot: int | None = None
+    """The slot that it ran on, as far as known."""
+    tenant: str = ""
+    """Whose request it was: name or hash of an API key, user, or address."""
     client: str
     """Address of the client, without its port."""
     request: str
@@ -114,17 +120,22 @@ class AccessLog:
 
     def _console(self, line: AccessLine, at_unix_s: float) -> bytes:
         clock = time.strftime("%H:%M:%S", time.localtime(at_unix_s))
-        cached = f" ({line.cached_tokens} cached)" if line.cached_tokens else ""
+        cached = ""
+        if line.cached_tokens or line.predicted_cached_tokens:
+            predicted = line.predicted_cached_tokens
+            expected = "" if predicted is None else f", {predicted} predicted"
+            cached = f" ({line.cached_tokens or 0} cached{expected})"
         tokens = ""
         if line.prompt_tokens is not None:
             tokens = f"  tokens {line.prompt_tokens}{cached} > {line.output_tokens or 0}"
+        slot = "" if line.slot is None else f"  slot {line.slot}"
         attempts = f"  attempts {line.attempts}" if line.attempts > 1 else ""
         detail = f"  {' '.join(line.detail.split())}" if line.detail else ""
         text = (
             f"{clock} {line.status or '---'} {line.termination} {line.method:<4} {line.path:<20} "
             f"{line.model or '-':<24} {line.backend or '-':<14} "
             f"queue {_ms(line.queue_ms)}  first {_ms(line.first_byte_ms)}  total {_ms(line.total_ms)}"
-            f"{tokens}{attempts}  {line.client}  {line.request}{detail}\n"
+            f"{tokens}{slot}{attempts}  {line.client}  {line.request}{detail}\n"
         )
         return _printable(text).encode("utf-8", "backslashreplace")
 

@@ -14,7 +14,7 @@ from proxy.config_tree import section_at
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "config.example.toml"
 TEXT = EXAMPLE.read_text()
 OPTION = re.compile(r"#(?:[a-z_]+ = |\[)")
-OWN_VALUE = {"state_dir", "admin_socket", "binary", "host_cache_mib", "threads", "count", "store.url"}
+OWN_VALUE = {"state_dir", "admin_socket", "binary", "host_cache_mib", "threads", "count", "store.url", "tenancy.keys"}
 """Options whose default is not one value: the example shows one."""
 
 

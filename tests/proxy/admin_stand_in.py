@@ -14,11 +14,20 @@ from proxy.admin_api import (
     BackendStatus,
     DrainAnswer,
     ErrorAnswer,
+    ExplainAnswer,
+    ExplainedAnswer,
+    ExplainedCandidate,
+    ExplainedDecision,
     GpuStatus,
     KnownModel,
     LiveRequest,
     LoadedModel,
     ModelsAnswer,
+    PolicyAnswer,
+    PolicyChange,
+    PolicyChangedAnswer,
+    PolicyPreset,
+    PolicySetting,
     PsAnswer,
     RecentAnswer,
     RecentRequest,
@@ -115,7 +124,15 @@ def ps_answer() -> PsAnswer:
         ],
         requests=[
             LiveRequest(
-                id="r-2", state="waiting", dialect="openai", operation="chat", model="llama3:latest", age_s=75.0
+                id="r-2",
+                state="waiting",
+                dialect="openai",
+                operation="chat",
+                model="llama3:latest",
+                age_s=75.0,
+                priority="high",
+                position=1,
+                expected_wait_s=12.5,
             ),
             LiveRequest(
                 id="r-1",
@@ -148,12 +165,84 @@ def models_answer() -> ModelsAnswer:
     )
 
 
+def policy_answer() -> PolicyAnswer:
+    """A few keys, one of each origin and type."""
+    return PolicyAnswer(
+        version=4,
+        preset="lmetric",
+        preset_origin="config",
+        settings=[
+            PolicySetting("active_ms", 0.001, 20.0, "preset", "a number from 0 to 1000000000", "Cost of a seat. More."),
+            PolicySetting("window", 64, 64, "default", "a whole number from 0 to 1000000", "Requests compared."),
+            PolicySetting("hold_s", 0.5, 1.0, "set", "a number from 0 to 1000000000", "Longest wait; 0: never."),
+            PolicySetting("choose_slot", False, True, "preset", "true or false", "Name the slot."),
+            PolicySetting("order", "fcfs", "cost", "config", "cost or fcfs", "Which goes next."),
+        ],
+        presets=[
+            PolicyPreset("balanced", "the defaults", {}),
+            PolicyPreset("lmetric", "the product", {"active_ms": 0.001, "choose_slot": False}),
+        ],
+        file="/var/lib/slotgate/policy.toml",
+    )
+
+
+def explain_answer() -> ExplainAnswer:
+    """Two attempts: the first backend failed, the second answered."""
+    first = ExplainedDecision(
+        at_unix_s=NOW - 75,
+        policy_version=3,
+        ranking=[
+            ExplainedCandidate("gpu-0", 61.5, {"prefill": 21.5, "active": 40.0, "load": 0.0}, 3, 600, 76),
+            ExplainedCandidate("gpu-1", 184.25, {"prefill": 164.25, "active": 20.0, "load": 0.0}, 0, 0, 676),
+        ],
+        rejections={"gpu-2": "no-memory", "other-box": "unknown-model"},
+        slot=3,
+        predicted_cached_tokens=600,
+        details={"gpu-2": "needs 5.1 GB, 3.0 GB are free"},
+    )
+    second = ExplainedDecision(
+        at_unix_s=NOW - 74,
+        policy_version=4,
+        ranking=[ExplainedCandidate("gpu-1", 184.25, {"prefill": 164.25, "active": 20.0, "load": 0.0}, 0, 12, 664)],
+        rejections={"gpu-0": "already-tried", "gpu-2": "no-room", "other-box": "unknown-model"},
+        slot=0,
+        predicted_cached_tokens=12,
+    )
+    return ExplainAnswer(
+        id="r-0",
+        decisions=[first, second],
+        outcome="done",
+        ended_at_unix_s=NOW - 70,
+        answer=ExplainedAnswer(676, 10, 220, 62.25, 1810.0, 71.5, 0),
+        request=RecentRequest(
+            id="r-0",
+            ended_at_unix_s=NOW - 70,
+            status=200,
+            outcome="done",
+            termination="--",
+            total_ms=1903.5,
+            dialect="ollama",
+            operation="chat",
+            model="llama3:latest",
+            backend="gpu-1",
+        ),
+    )
+
+
 class AdminStandIn:
     """Serves the admin API from a thread of its own. Every drain lets one request of that backend finish."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.status = status_answer()
+        self.policy = policy_answer()
+        self.explained: ExplainAnswer = explain_answer()
+        self.changed = PolicyChangedAnswer(5, "lmetric", [PolicyChange("hold_s", 0.5, 0.25, "set")])
+        """The answer to every change of the policy."""
+        self.refusal = ""
+        """If set, why changes of the policy are refused."""
+        self.bodies: list[object] = []
+        """Of the POSTs that had one."""
         self.asked: list[str] = []
         self.raw: bytes | None = None
         """If set, the answer to everything."""
@@ -189,6 +278,8 @@ class AdminStandIn:
 
     async def _answer(self, request: web.Request) -> web.Response:
         self.asked.append(f"{request.method} {request.path}")
+        if body := await request.read():
+            self.bodies.append(msgspec.json.decode(body))
         if self.hang:
             await self._released.wait()
         if self.raw is not None:
@@ -205,7 +296,11 @@ class AdminStandIn:
             admin_api.PS: ps_answer(),
             admin_api.MODELS: models_answer(),
             admin_api.RECENT: RecentAnswer(requests=[recent]),
+            admin_api.POLICY: self.policy,
+            admin_api.explain_path(self.explained.id): self.explained,
         }
+        if request.path in {admin_api.POLICY_SET, admin_api.POLICY_PRESET, admin_api.POLICY_RESET}:
+            return (400, ErrorAnswer(error=self.refusal)) if self.refusal else (200, self.changed)
         if request.method == "GET" and request.path in fixed:
             return 200, fixed[request.path]
         for backend in self.status.backends:

@@ -2,13 +2,26 @@
 
 import msgspec
 
-from proxy.admin_api import PsAnswer, StatusAnswer, drain_path, restart_path, undrain_path
-from tests.proxy.admin_stand_in import ps_answer, status_answer
+from proxy.admin_api import (
+    ExplainAnswer,
+    PolicyAnswer,
+    PsAnswer,
+    StatusAnswer,
+    drain_path,
+    explain_path,
+    restart_path,
+    undrain_path,
+)
+from tests.proxy.admin_stand_in import explain_answer, policy_answer, ps_answer, status_answer
 
 
 def test_answers_survive_the_wire() -> None:
     assert msgspec.json.decode(msgspec.json.encode(status_answer()), type=StatusAnswer) == status_answer()
     assert msgspec.json.decode(msgspec.json.encode(ps_answer()), type=PsAnswer) == ps_answer()
+    assert msgspec.json.decode(msgspec.json.encode(explain_answer()), type=ExplainAnswer) == explain_answer()
+    again = msgspec.json.decode(msgspec.json.encode(policy_answer()), type=PolicyAnswer)
+    assert again == policy_answer()
+    assert [type(setting.value) for setting in again.settings] == [float, int, float, bool, str]
 
 
 def test_fields_of_a_newer_proxy_are_passed_over() -> None:
@@ -19,3 +32,4 @@ def test_fields_of_a_newer_proxy_are_passed_over() -> None:
 def test_paths() -> None:
     assert (drain_path("gpu-0"), undrain_path("gpu-0")) == ("/backends/gpu-0/drain", "/backends/gpu-0/undrain")
     assert restart_path("gpu-0") == "/backends/gpu-0/restart"
+    assert explain_path("3f2a-17") == "/requests/3f2a-17/explain"

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from proxy.admin_client import AdminClient, AdminError, NotRunning
-from tests.proxy.admin_stand_in import AdminStandIn, models_answer, ps_answer, status_answer
+from tests.proxy.admin_stand_in import (
+    AdminStandIn,
+    explain_answer,
+    models_answer,
+    policy_answer,
+    ps_answer,
+    status_answer,
+)
 
 
 @pytest.fixture
@@ -46,6 +53,26 @@ def test_restarting(client: AdminClient, stand_in: AdminStandIn) -> None:
         client.restart("other-box")
     with pytest.raises(AdminError, match="did you mean gpu-0"):
         client.restart("gpu0")
+
+
+def test_the_policy(client: AdminClient, stand_in: AdminStandIn) -> None:
+    assert client.policy() == policy_answer()
+    assert client.set_policy({"hold_s": "0.25"}) == stand_in.changed
+    assert client.choose_preset("sticky") == stand_in.changed
+    assert client.reset_policy() == client.reset_policy(["hold_s"])
+    assert stand_in.asked == [
+        "GET /policy", "POST /policy/set", "POST /policy/preset", "POST /policy/reset", "POST /policy/reset",
+    ]  # fmt: skip
+    assert stand_in.bodies == [{"set": {"hold_s": "0.25"}}, {"preset": "sticky"}, {"keys": []}, {"keys": ["hold_s"]}]
+    stand_in.refusal = "hold_s: no\n  fix: this"
+    with pytest.raises(AdminError, match=r"^hold_s: no\n  fix: this$"):
+        client.set_policy({"hold_s": "x"})
+
+
+def test_explaining(client: AdminClient, stand_in: AdminStandIn) -> None:
+    assert client.explain("r-0") == explain_answer()
+    with pytest.raises(AdminError, match="no such"):
+        client.explain("../status")
 
 
 @pytest.mark.parametrize(("name", "advice"), [("gpu0", "did you mean gpu-0?"), ("zzz/..", "known: gpu-0, other-box")])

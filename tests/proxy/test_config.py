@@ -1,12 +1,24 @@
 """The shape of the configuration: which values each option takes, and where files go."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from pydantic import ValidationError
 
-from proxy.config import BackendConfig, Config, ListenAddress, StoreConfig, parse_listen, resolve
+from proxy.config import (
+    BackendConfig,
+    Config,
+    ListenAddress,
+    PolicyConfig,
+    StoreConfig,
+    TenancyConfig,
+    key_digest,
+    parse_listen,
+    resolve,
+)
 from proxy.endpoint import parse_endpoint
+from scheduler.presets import DEFAULT, PRESETS
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
@@ -107,6 +119,44 @@ def test_origins(origin: str) -> None:
 def test_origins_that_are_none(origin: str) -> None:
     with pytest.raises(ValidationError, match="SCHEME://HOST"):
         Config(origins=["https://chat.example", origin])
+
+
+def test_every_preset_can_be_configured() -> None:
+    assert list(get_args(PolicyConfig.model_fields["preset"].annotation)) == list(PRESETS)
+    assert PolicyConfig().preset == DEFAULT
+    values = PolicyConfig.model_validate({"set": {"choose_slot": False, "window": 8, "hold_s": 0.5, "order": "fcfs"}})
+    assert [type(value) for value in values.set.values()] == [bool, int, float, str]
+
+
+def test_api_keys_are_kept_as_hashes() -> None:
+    digest = key_digest("sk-secret")
+    assert digest == "sha256:746b4ad1ca9129e1caf080bf9406d43531b8bbf97f42cc1597ee4f3d4663938e"
+    for written in ("sk-secret", digest, digest.upper().replace("SHA", "sha")):
+        for entry in ("joe", {"name": "joe"}, {"name": "joe", "priority": "normal"}):
+            config = TenancyConfig.model_validate({"keys": {written: entry}})
+            assert config.model_dump()["keys"] == {digest: {"name": "joe", "priority": "normal"}}
+            assert TenancyConfig.model_validate(config.model_dump()) == config
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"keys": {"sk-secret": {"nmae": "joe"}}}, "sha256:746b4ad1... takes name and priority, not nmae"),
+        ({"keys": {"sk-secret": 5}}, "sha256:746b4ad1... takes a name, or a table of name and priority"),
+        ({"keys": {"sk-secret": "a", key_digest("sk-secret"): "b"}}, "sha256:746b4ad1... is there twice"),
+        ({"keys": {"sha256:746b": "a"}}, "64 hexadecimal digits"),
+        ({"keys": {"sk-secret": {"priority": "urgent"}}}, "'high', 'normal' or 'low'"),
+        ({"keys": {"sk-secret": "a\x1b"}}, "match pattern"),
+        ({"by": ["address"], "keys": {"sk-secret": "a"}}, 'unless "api-key" is in tenancy.by'),
+        ({"by": ["cookie"]}, "'api-key', 'open-webui-user' or 'address'"),
+    ],
+)
+def test_api_keys_that_are_wrong_are_named_by_their_hash(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        TenancyConfig.model_validate(values)
+    told = [each["msg"] for each in caught.value.errors()]
+    assert any(words in text for text in told), told
+    assert not any("sk-secret" in text for text in told)
 
 
 def test_no_path_is_empty() -> None:

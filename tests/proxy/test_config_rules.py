@@ -14,6 +14,7 @@ from proxy.config_rules import (
     OWN_VARIABLES,
     backend_problems,
     loop_problems,
+    policy_problems,
     unfit_keys,
 )
 
@@ -52,6 +53,7 @@ def test_names_and_engines_are_used_once() -> None:
         ({"url": "http://a:1", "gpus": "none"}, "backends.0.gpus"),
         ({"url": "http://a:1", "restart": {"budget": 1}}, "backends.0.restart"),
         ({"model": "/m", "api_key": "k"}, "backends.0.api_key"),
+        ({"model": "/m", "gpu_name": "cpu"}, "backends.0.gpu_name"),
         ({"model": "/m", "keep_alive": "5m"}, "backends.0.keep_alive"),
         ({"engine": "ollama", "flags": ["-x"]}, "backends.0.flags"),
     ],
@@ -146,3 +148,13 @@ def test_the_lists_name_real_options() -> None:
     words = {own for own in (*OWN_FLAGS.values(), *OWN_VARIABLES.values()) if " " not in own}
     assert words <= set(BackendConfig.model_fields)
     assert "slots" not in unfit_keys(BackendConfig(url="http://a:1"))
+
+
+@pytest.mark.parametrize("values", [{}, {"policy": 3}, {"policy": {"set": []}}, {"policy": {"set": {"hold_s": 1}}}])
+def test_policies_without_problems(values: dict[str | int, Any]) -> None:
+    assert list(policy_problems(values)) == []
+
+
+def test_keys_of_a_policy() -> None:
+    found = list(policy_problems({"policy": {"set": {"hold_ratio": 2, "x": [1]}}}))
+    assert [place for place, _, _ in found] == [("policy", "set", "hold_ratio"), ("policy", "set", "x")]

@@ -128,6 +128,33 @@ def test_other_lists_from_variables(load: Load) -> None:
         ]
 
 
+def test_policy_keys_are_merged_one_by_one(load: Load, etc: Path) -> None:
+    (etc / "config.toml").write_text("[policy]\npreset = 'sticky'\n[policy.set]\nhold_s = 1.5\nwindow = 8\n")
+    (etc / "conf.d" / "a.toml").write_text("[policy]\nset = { window = 16 }\n")
+    loaded = load(ONE)
+    assert loaded.config.policy.set == {"hold_s": 1.5, "window": 16}
+    assert loaded.origins["policy.set"] == f"{etc}/config.toml:4, {etc}/conf.d/a.toml:2"
+    for text in ("order=fcfs, window = 4", '{"order": "fcfs", "window": "4"}'):
+        loaded = load(ONE, environ={"SLOTGATE_POLICY__SET": text})
+        assert loaded.config.policy.set == {"hold_s": 1.5, "window": "4", "order": "fcfs"}
+    assert "environment SLOTGATE_POLICY__SET" in loaded.origins["policy.set"]
+    assert load(ONE, environ={}).config.policy.preset == "sticky"
+
+
+def test_wrong_policy_keys_are_told_with_their_lines(load: Load, tmp_path: Path) -> None:
+    named = tmp_path / "c.toml"
+    named.write_text(
+        "[policy]\npreset = 'stiky'\n[policy.set]\nhold_s = 1\nhold_ratio = 2\nwindw = 1\nmax_waiting = 1\n"
+    )
+    found = {problem.key: problem for problem in problems(load, ONE, config_file=named)}
+    assert found["policy.preset"].what.startswith("'stiky': should be \"balanced\", ")
+    assert found["policy.set.hold_ratio"].what == "2 is not a number from 0 to 1"
+    assert found["policy.set.hold_ratio"].where == f"{named}:5"
+    assert found["policy.set.windw"].fix == "did you mean window?"
+    assert found["policy.set.max_waiting"].fix.startswith("set limits.max_waiting there")
+    assert len(found) == 4
+
+
 def test_unknown_keys_name_the_nearest_right_key(load: Load, tmp_path: Path) -> None:
     named = tmp_path / "c.toml"
     named.write_text(

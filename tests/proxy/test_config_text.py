@@ -6,13 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config import BackendConfig, Config, LimitsConfig, LogConfig, RestartConfig, Section, StoreConfig
+from proxy.config import (
+    BackendConfig,
+    Config,
+    LimitsConfig,
+    LogConfig,
+    PolicyConfig,
+    RestartConfig,
+    Section,
+    StoreConfig,
+    TenancyConfig,
+)
 from proxy.config_sources import LoadedConfig, load_config
 from proxy.config_text import json_schema, option_tables, render_toml, shown
 from proxy.endpoint import MASK
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
-SECRETS = ("hunter2", "sesame", "tok-1", "flag-1", "flag-2")
+SECRETS = ("hunter2", "sesame", "tok-1", "flag-1", "flag-2", "sk-1")
 
 
 @pytest.fixture
@@ -27,7 +37,8 @@ def loaded() -> LoadedConfig:
         },
         {"engine": "ollama", "keep_alive": "1h"},
     ]
-    flags = {"backends": backends, "store.url": "redis://u:hunter2@h:1/0?password=hunter2"}
+    keys = {"sk-1": {"name": "joe", "priority": "high"}}
+    flags = {"backends": backends, "store.url": "redis://u:hunter2@h:1/0?password=hunter2", "tenancy.keys": keys}
     return load_config(flags, environ={}, etc=Path("/nonexistent"), root=True)
 
 
@@ -69,7 +80,8 @@ def test_schema_knows_every_option() -> None:
 
 def test_every_option_is_in_the_tables_and_documented() -> None:
     tables = option_tables()
-    for section in (Config, BackendConfig, RestartConfig, StoreConfig, LimitsConfig, LogConfig):
+    sections = (Config, BackendConfig, RestartConfig, StoreConfig, LimitsConfig, PolicyConfig, TenancyConfig, LogConfig)
+    for section in sections:
         for name, field in section.model_fields.items():
             if not isinstance(field.default, Section):
                 assert field.description, f"{section.__name__}.{name} has no documentation"

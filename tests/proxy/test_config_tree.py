@@ -45,8 +45,10 @@ def test_leaves_stop_at_lists_and_unknown_keys() -> None:
         "limits": {"drain_s": 1, "x": {"y": 2}},
         "backends": [{"url": "u"}],
         "z": {"q": 1},
+        "policy": {"set": {"window": 8}},
     }
     assert dict(leaves(data)) == {
+        ("policy", "set", "window"): 8,
         ("listen",): "a",
         ("limits", "drain_s"): 1,
         ("limits", "x"): {"y": 2},

@@ -27,7 +27,7 @@ def test_timers_of_a_request_that_was_placed_twice() -> None:
     clock.now_s += 2  # the attempt failed
     record.waits(clock())
     clock.now_s += 3
-    record.placed("gpu1", clock())
+    record.placed("gpu1", clock(), 3, 5)
     clock.now_s += 4
     record.first_byte_s = clock()
     clock.now_s += 5
@@ -38,6 +38,40 @@ def test_timers_of_a_request_that_was_placed_twice() -> None:
     [ended] = book.recent()
     assert (ended.queue_ms, ended.first_byte_ms, ended.total_ms) == pytest.approx((4000, 10000, 15000))
     assert (ended.backend, ended.cached_tokens, ended.termination) == ("gpu1", 4, "--")
+    assert (ended.slot, ended.predicted_cached_tokens, ended.tenant) == (3, 5, "127.0.0.1")
+
+
+def test_only_waiting_counts_as_waiting() -> None:
+    clock = Clock()
+    book = RequestBook(None, clock)
+    record = book.open("POST", "/api/embed", "127.0.0.1")
+    record.waits(clock())
+    clock.now_s += 1
+    record.piece_placed("gpu0", clock())
+    clock.now_s += 5  # it runs; a later piece is refused
+    record.piece_placed("gpu1", clock())
+    record.waited(clock())
+    book.close(record)
+
+    [ended] = book.recent()
+    assert ended.queue_ms == pytest.approx(1000)
+    assert ended.backend == "gpu0,gpu1"
+
+
+def test_how_the_line_looked_when_waiting_began() -> None:
+    record = RequestBook(None).open("POST", "/api/chat", "127.0.0.1")
+    record.stands(None)
+    assert record.position is None
+    record.stands((4, 2.5))
+    record.stands((1, 0.5))  # after a failed attempt
+    assert [record.position, record.expected_wait_s] == [4, 2.5]
+
+
+def test_an_expected_wait_that_nobody_can_tell() -> None:
+    record = RequestBook(None).open("POST", "/api/chat", "127.0.0.1")
+    record.stands((4, None))
+    record.stands((1, 0.5))
+    assert [record.position, record.expected_wait_s] == [4, None]
 
 
 def test_a_request_that_nobody_ended_was_left_by_its_client() -> None:

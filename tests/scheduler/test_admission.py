@@ -1,10 +1,23 @@
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from scheduler.admission import down_detail, down_reason, lasting_detail, lasting_reason, may_wait, retry_after_s
+from scheduler.admission import (
+    Admission,
+    down_detail,
+    down_reason,
+    lasting_detail,
+    lasting_reason,
+    may_wait,
+    retry_after_s,
+)
 from scheduler.domain import BackendView, Decision, Health, Operation, Rejection
+from scheduler.leases import Ledger
 from scheduler.policy import Policy
+from scheduler.replica import Replica
+from scheduler.waiting import Ticket, WaitingLine
 from tests.scheduler.world import MODEL, OTHER_MODEL, backend, request
 
 POLICY = Policy(completions_window_s=60.0, retry_after_min_s=1.0, retry_after_max_s=60.0)
@@ -90,3 +103,131 @@ def test_why_nothing_took_it_in_time(reasons: list[Rejection], expected: Rejecti
 
     assert down_reason(decision) is expected
     assert down_reason(None) is Rejection.DOWN
+
+
+NOW_S = 50.0
+
+
+class Door:
+    """A line with some tickets in it, before a backend with two seats."""
+
+    def __init__(self, waiting: int = 0, **policy: Any) -> None:
+        self.line = WaitingLine()
+        self.count = 0
+        self.policy = Policy(completions_window_s=60.0, **policy)
+        replica = Replica(Ledger())
+        replica.join(backend("a", limit=2))
+        self.admission = Admission(self.policy, self.line, replica)
+        for _ in range(waiting):
+            self.wait()
+
+    def ticket(self, *, admitted: bool = False, wait_s: float = 300.0, **more: Any) -> Ticket:
+        self.count += 1
+        made = Ticket(request(f"r{self.count}", wait_s=wait_s, **more), self.count)
+        made.admitted = admitted
+        return made
+
+    def wait(self, **more: Any) -> None:
+        self.line.add(self.ticket(**more))
+
+    def refusal(self, *, now_s: float = NOW_S, **more: Any) -> Rejection | None:
+        found = self.admission.refusal(self.ticket(**more), now_s)
+        return found[0] if found else None
+
+
+@pytest.mark.parametrize(
+    ("door", "ticket", "expected"),
+    [
+        pytest.param(Door(2), {}, None, id="there-is-room-in-the-line"),
+        pytest.param(Door(2, max_waiting=2), {}, Rejection.QUEUE_FULL, id="the-line-is-full"),
+        pytest.param(Door(2, max_waiting=2), {"admitted": True}, None, id="not-for-one-that-had-its-turn"),
+        pytest.param(Door(4, max_waiting=2), {"admitted": True}, Rejection.QUEUE_FULL, id="of-these-one-per-seat"),
+        pytest.param(Door(), {"wait_s": 50.0}, Rejection.WAITED_TOO_LONG, id="its-time-is-over"),
+        pytest.param(Door(), {"wait_s": 50.1}, None, id="its-time-is-not-over"),
+        pytest.param(Door(), {"wait_s": 1.0, "admitted": True}, Rejection.WAITED_TOO_LONG, id="nor-may-it-exceed-that"),
+        pytest.param(Door(2, tenant_max_waiting=2), {}, Rejection.TENANT_BUSY, id="its-client-has-enough-waiting"),
+        pytest.param(Door(2, tenant_max_waiting=2), {"tenant": "y"}, None, id="another-client-has-not"),
+        pytest.param(Door(2, tenant_max_waiting=2), {"admitted": True}, None, id="nor-does-that-count-after-its-turn"),
+        pytest.param(Door(2, max_waiting=2, tenant_max_waiting=2), {}, Rejection.QUEUE_FULL, id="the-line-comes-first"),
+    ],
+)
+def test_who_may_wait(door: Door, ticket: dict[str, Any], expected: Rejection | None) -> None:
+    assert door.refusal(**ticket) is expected
+
+
+def complete(door: Door, count: int, *, seats: int = 1) -> None:
+    for _ in range(count):
+        door.admission.completed(seats, NOW_S)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "per_window", "ticket", "expected"),
+    [
+        pytest.param(9, 60, {}, None, id="ten-at-one-a-second"),
+        pytest.param(10, 60, {}, Rejection.QUEUE_FULL, id="eleven"),
+        pytest.param(10, 120, {}, None, id="at-twice-the-pace"),
+        pytest.param(10, 60, {"priority": "high"}, None, id="a-higher-one-goes-before-them"),
+        pytest.param(10, 60, {"admitted": True}, None, id="one-that-had-its-turn"),
+        pytest.param(10, 3, {}, Rejection.QUEUE_FULL, id="three-tell-enough"),
+        pytest.param(10, 2, {}, None, id="two-do-not"),
+        pytest.param(10, 0, {}, None, id="nothing-is-known-yet"),
+    ],
+)
+def test_who_would_wait_too_long_is_refused_at_once(
+    waiting: int, per_window: int, ticket: dict[str, Any], expected: Rejection | None
+) -> None:
+    door = Door(waiting, max_expected_wait_s=10.5)
+    complete(door, per_window)
+
+    assert door.refusal(**ticket) is expected
+
+
+def test_lower_and_younger_ones_do_not_make_anybody_wait() -> None:
+    door = Door()
+    asked = door.ticket()
+    door.wait(priority="low")
+    door.wait()
+    complete(door, 60)
+
+    assert door.admission.expected_wait_s(asked, NOW_S) == pytest.approx(1.0), "its own turn"
+
+
+def test_the_expected_wait_counts_requests_on_both_sides_however_many_seats_they_have() -> None:
+    door = Door()
+    for _ in range(5):
+        door.wait(seats=4)
+    complete(door, 30, seats=4)
+
+    assert door.admission.expected_wait_s(door.ticket(), NOW_S) == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize(("count", "known"), [(0, False), (2, False), (3, True)])
+def test_without_evidence_there_is_no_expected_wait(count: int, known: bool) -> None:
+    door = Door(4)
+    complete(door, count, seats=8)
+
+    assert (door.admission.expected_wait_s(door.ticket(), NOW_S) is not None) is known
+    assert door.admission.expected_wait_s(door.ticket(), NOW_S + 100.0) is None, "that is long ago"
+
+
+def test_retry_after_counts_the_seats_that_wait_and_its_own() -> None:
+    door = Door()
+    door.wait(seats=3)
+    door.admission.completed(30, NOW_S)
+
+    assert door.admission.retry_after_s(door.ticket(seats=2), NOW_S) == pytest.approx(10.0)
+
+
+def test_another_window_begins_to_count_anew_and_another_policy_is_in_force() -> None:
+    door = Door(1)
+    complete(door, 600)
+    assert door.admission.expected_wait_s(door.ticket(), NOW_S) == pytest.approx(0.2)
+
+    door.admission.change(Policy(completions_window_s=60.0, max_waiting=1))
+    assert door.refusal() is Rejection.QUEUE_FULL
+    assert door.admission.expected_wait_s(door.ticket(), NOW_S) == pytest.approx(0.2), "the same window goes on"
+
+    door.admission.change(Policy(completions_window_s=10.0))
+    assert door.admission.expected_wait_s(door.ticket(), NOW_S) is None
+    complete(door, 10)
+    assert door.admission.expected_wait_s(door.ticket(), NOW_S) == pytest.approx(2.0)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from scheduler.domain import Decision, Failure, Health, Operation, Outcome, Reje
 from scheduler.health import Signal
 from scheduler.leases import LeaseState
 from scheduler.policy import Policy
-from tests.scheduler.world import OTHER_MODEL, World, backend, claimed, of_type, request, world_of
+from tests.scheduler.world import OTHER_MODEL, World, backend, claimed, of_type, request, talk, world_of
 
 
 def test_from_arrival_to_end() -> None:
@@ -304,10 +305,10 @@ def test_a_freed_seat_costs_one_decision_however_many_wait(monkeypatch: pytest.M
         scheduler.handle(events.RequestArrived(request(f"w{number}")), world.now_s)
     decisions = 0
 
-    def counted(snapshot: Snapshot, asked: Request, policy: Policy, tried: frozenset[str]) -> Decision:
+    def counted(snapshot: Snapshot, asked: Request, *more: Any) -> Decision:
         nonlocal decisions
         decisions += 1
-        return decide(snapshot, asked, policy, tried)
+        return decide(snapshot, asked, *more)
 
     monkeypatch.setattr("scheduler.matching.decide", counted)
     for number in range(10):
@@ -368,3 +369,31 @@ def test_a_timer_that_goes_off_early_is_set_again() -> None:
     early = world.scheduler.handle(events.TimePassed(), due_s - 0.0005)
 
     assert of_type(early, effects.WakeAt) == [effects.WakeAt(due_s)]
+
+
+def test_the_outlook_of_a_request_that_waits() -> None:
+    world = world_of("a", policy=Policy(completions_window_s=10.0))
+    for number in range(20):
+        world.run(request(f"done{number}"))
+        world.end(f"done{number}")
+    world.run(request("r1"))
+    for number in (2, 3):
+        world.arrive(request(f"r{number}"))
+    world.arrive(request("r4", priority="high"))
+
+    assert world.scheduler.outlook_of("r1", world.now_s) is None, "it runs"
+    assert world.scheduler.outlook_of("nobody", world.now_s) is None
+    for request_id, place, wait_s in (("r2", 2, 1.0), ("r3", 3, 1.5), ("r4", 1, 0.5)):
+        found = world.scheduler.outlook_of(request_id, world.now_s)
+        assert found is not None
+        assert found[0] == place
+        assert found[1] == pytest.approx(wait_s)
+
+
+def test_a_prompt_that_must_not_be_computed_beside_others_goes_when_their_answers_begin() -> None:
+    world = world_of("a", limit=4, policy=Policy(max_prefills=1, hold_s=0.0))
+    world.run(talk("r1", (1, 1000)))
+    world.arrive(talk("r2", (2, 1000)))
+    assert world.waiting() == ["r2"]
+
+    assert claimed(world.start_answer("r1")) == [("r2", "a")]

@@ -8,9 +8,13 @@ from hypothesis import given
 
 from scheduler.costs import TERMS
 from scheduler.decide import decide
-from scheduler.domain import BackendView, Engine, Health, Rejection, Residency, Snapshot
+from scheduler.domain import BackendView, Candidate, Engine, Gpu, Health, Measured, Rejection, Residency, Snapshot
+from scheduler.leases import Lease, Ledger
+from scheduler.memory import GpuMemory
+from scheduler.outlook import Outlook, Reuses
 from scheduler.policy import Policy
-from tests.scheduler.world import MODEL, OTHER_MODEL, backend, request
+from tests.scheduler.prompts import Message
+from tests.scheduler.world import MODEL, OTHER_MODEL, backend, request, talk
 
 NOW_S = 50.0
 COOLING = {"cooling_until_s": 51.0, "health": Health.SUSPECT}
@@ -88,7 +92,7 @@ def test_a_decision_explains_itself() -> None:
     assert decision.request_id == "r1"
     assert decision.policy_version == 7
     assert decision.best is not None
-    assert decision.best.terms_ms == {"active": 20.0, "load": 0.0, "suspect": 0.0, "cooling": 0.0}
+    assert decision.best.terms_ms == dict.fromkeys(TERMS, 0.0) | {"active": 20.0}
     assert decision.best.cost_ms == 20.0
     assert decision.rejections == {"b": Rejection.DOWN, "c": Rejection.NO_ROOM}
 
@@ -140,3 +144,131 @@ def test_every_backend_is_either_ranked_or_rejected(
     shuffle.shuffle(views)
     again = decide(Snapshot(NOW_S, tuple(views)), asked, Policy(), tried)
     assert again.ranking == decision.ranking, "the order of the list does not matter"
+
+
+# With an outlook on what backends hold
+
+
+class Known:
+    """Backends `a` and `b`, and what runs there."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.outlook = Outlook(self.ledger)
+        self.fleet = fleet(a={"names_slots": True}, b={"names_slots": True})
+        for view in self.fleet.backends:
+            self.outlook.changed(view.backend)
+
+    def runs(self, backend_id: str, tokens: int) -> Lease:
+        """A prompt of so many tokens is being computed."""
+        lease = Lease(f"n{tokens}", "r", backend_id, 1, 1, MODEL, NOW_S)
+        self.ledger.claim(lease)
+        self.outlook.claimed(lease, request("r"), Candidate(backend_id, 0.0, {}, None, 0, tokens))
+        return lease
+
+    def holds(self, backend_id: str, *messages: Message) -> None:
+        """An answer to this is complete."""
+        view = next(view for view in self.fleet.backends if view.backend.id == backend_id)
+        wanted = talk("r", *messages)
+        lease = Lease("held", "r", backend_id, 1, 1, MODEL, 0.0)
+        self.ledger.claim(lease)
+        self.outlook.claimed(lease, wanted, Candidate(backend_id, 0.0, {}, 0, 0, 1))
+        self.ledger.grant("held", 0.0)
+        self.outlook.granted(lease, view, wanted, 0.0)
+        length = sum(tokens for _, tokens in messages)
+        self.outlook.done(lease, view.backend, wanted, Measured(prompt_tokens=length, output_tokens=11), 1, 1.0)
+        self.ledger.release("held", 1.0)
+        self.outlook.gone(lease, 1.0)
+
+
+def test_a_prompt_goes_where_most_of_it_is_and_says_which_slot_it_shall_use() -> None:
+    known = Known()
+    known.holds("b", (1, 2000))
+
+    decision = decide(known.fleet, talk("r", (1, 2000), (2, 10), (3, 100)), Policy(), frozenset(), known.outlook)
+
+    first, second = decision.ranking
+    assert (first.backend_id, first.slot, first.reused_tokens, first.fresh_tokens) == ("b", 0, 2010, 100)
+    assert (second.backend_id, second.reused_tokens, second.fresh_tokens) == ("a", 0, 2110)
+    assert first.cost_ms == pytest.approx(sum(first.terms_ms.values()))
+
+
+def test_but_not_at_the_price_of_stalling_many_for_little() -> None:
+    known = Known()
+    known.holds("b", (1, 64))
+    crowded = fleet(a={"names_slots": True}, b={"seats_leased": 1, "names_slots": True})
+
+    decision = decide(crowded, talk("r", (1, 64), (2, 10), (3, 2000)), Policy(), frozenset(), known.outlook)
+
+    assert decision.ranking[0].backend_id == "a"
+
+
+def test_a_weight_of_nothing_ignores_what_backends_hold() -> None:
+    known = Known()
+    known.holds("b", (1, 2000))
+
+    decision = decide(known.fleet, talk("r", (1, 2000)), Policy(prefill_weight=0.0), frozenset(), known.outlook)
+
+    assert decision.ranking[0].backend_id == "a"
+
+
+def test_what_was_read_of_the_mirrors_is_kept_for_the_next_time() -> None:
+    known, memory = Known(), Reuses()
+
+    decide(known.fleet, talk("r", (1, 100)), Policy(), frozenset(), known.outlook, memory)
+
+    assert set(memory) == {"a", "b"}
+
+
+LIMITED = Policy(max_prefills=1, prefill_counts_tokens=256)
+
+
+@pytest.mark.parametrize(
+    ("running", "policy", "tokens", "expected"),
+    [
+        pytest.param([], LIMITED, 1000, None, id="nothing-is-computed"),
+        pytest.param([1000], LIMITED, 1000, Rejection.PREFILLING, id="one-prompt-is-and-no-more-may"),
+        pytest.param([1000], LIMITED, 255, None, id="a-short-one-stalls-nobody"),
+        pytest.param([1000], LIMITED, 256, Rejection.PREFILLING, id="this-one-is-not-short"),
+        pytest.param([255, 254], LIMITED, 1000, None, id="short-ones-do-not-count"),
+        pytest.param([1000], Policy(), 1000, None, id="without-a-limit"),
+        pytest.param([1000], Policy(max_prefills=2), 1000, None, id="two-may"),
+        pytest.param([1], Policy(max_prefills=1, prefill_counts_tokens=0), 1, Rejection.PREFILLING, id="each-counts"),
+        pytest.param([0], Policy(max_prefills=1, prefill_counts_tokens=0), 1000, None, id="but-not-without-a-prompt"),
+        pytest.param([1000], Policy(max_prefills=1, prefill_counts_tokens=0), 0, None, id="nor-one-without-it"),
+    ],
+)
+def test_prompts_that_a_backend_computes_at_once(
+    running: list[int], policy: Policy, tokens: int, expected: Rejection | None
+) -> None:
+    known = Known()
+    for size in running:
+        known.runs("a", size)
+    asked = talk("r", (1, tokens)) if tokens else request("r")
+
+    decision = decide(known.fleet, asked, policy, frozenset(), known.outlook)
+
+    assert decision.rejections.get("a") is expected
+    assert [candidate.backend_id for candidate in decision.ranking].count("b") == 1
+
+
+def test_a_prompt_counts_no_more_once_its_answer_began() -> None:
+    known = Known()
+    known.runs("a", 1000).committed = True
+
+    assert decide(known.fleet, talk("r", (1, 1000)), LIMITED, frozenset(), known.outlook).rejections == {}
+
+
+def test_a_model_that_does_not_fit_in_memory_is_not_loaded() -> None:
+    gib = 2**30
+    card = Gpu("GPU-1", 0, "NVIDIA GeForce RTX 4090", 24 * gib)
+    ollama = msgspec.structs.replace(backend("a", engine=Engine.OLLAMA), gpu=card, model_bytes={MODEL: 5 * gib})
+    snapshot = fleet(a={"backend": ollama}, b={})
+    known = Known()
+    known.outlook.loads.sampled("a", GpuMemory(24 * gib, 2 * gib, None, NOW_S), NOW_S)
+
+    decision = decide(snapshot, request("r"), Policy(), frozenset(), known.outlook)
+
+    assert decision.rejections == {"a": Rejection.NO_MEMORY}
+    assert decision.details["a"].startswith("loading takes 5.0 GiB: 2.0 of 24.0 GiB are free")
+    assert [candidate.backend_id for candidate in decision.ranking] == ["b"]

@@ -1,12 +1,14 @@
 """Facts through the scheduler's front door: what each does to health, room and pauses."""
 
+import msgspec
 import pytest
 
 from scheduler import effects, events
-from scheduler.domain import Failure, Health, Report
+from scheduler.domain import Engine, Failure, Gpu, Health, Measured, Rejection, Report, Residency
 from scheduler.health import Signal
+from scheduler.memory import GpuMemory
 from scheduler.policy import Policy
-from tests.scheduler.world import TICK_S, World, backend, of_type, request
+from tests.scheduler.world import MODEL, OTHER_MODEL, TICK_S, World, backend, claimed, of_type, request, talk
 
 
 @pytest.fixture
@@ -219,3 +221,129 @@ def test_a_backend_that_leaves_is_forgotten(world: World) -> None:
     ):
         assert world.feed(event) == ()
     world.end("r1")
+
+
+# Memory of cards
+
+
+GIB = 2**30
+
+
+def small_card(free_gib: float) -> World:
+    """One Ollama that must load the model, on a card with so much memory free."""
+    made = World()
+    card = Gpu("GPU-1", 0, "NVIDIA GeForce RTX 4090", 24 * GIB)
+    ollama = backend("a", engine=Engine.OLLAMA, slot_source="leases", models=[MODEL, OTHER_MODEL])
+    made.join(msgspec.structs.replace(ollama, gpu=card, model_bytes={MODEL: 10 * GIB}))
+    free(made, free_gib)
+    return made
+
+
+def free(world: World, free_gib: float | None, asked_at_s: float | None = None) -> tuple[effects.Effect, ...]:
+    """A sample comes back; None: the driver tells nothing."""
+    at_s = world.now_s if asked_at_s is None else asked_at_s
+    memory = None if free_gib is None else GpuMemory(24 * GIB, int(free_gib * GIB), None, at_s)
+    return world.feed(events.GpuReported("a", memory, at_s))
+
+
+def test_a_request_waits_for_memory_and_goes_when_a_sample_shows_it() -> None:
+    world = small_card(2.0)
+    world.arrive(request("r"))
+    (ticket,) = world.scheduler.waiting()
+    assert ticket.decision is not None
+    assert ticket.decision.rejections == {"a": Rejection.NO_MEMORY}
+
+    assert claimed(free(world, 20.0)) == [("r", "a")]
+
+
+@pytest.mark.parametrize("how", ["driver-silent", "loaded"])
+def test_memory_stands_in_nobodys_way_where_it_is_not_known_or_not_needed(how: str) -> None:
+    world = small_card(2.0)
+    world.arrive(request("r"))
+
+    if how == "driver-silent":
+        done = free(world, None)
+    else:
+        report = Report("a", 1, world.now_s, residencies=(Residency(MODEL),))
+        done = world.feed(events.BackendReported(report))
+
+    assert claimed(done) == [("r", "a")]
+
+
+def test_an_older_sample_changes_nothing() -> None:
+    world = small_card(2.0)
+    world.arrive(request("r"))
+
+    free(world, 20.0, world.now_s - 50.0)
+
+    assert world.waiting() == ["r"]
+
+
+def test_a_sample_of_an_unknown_backend_is_ignored() -> None:
+    world = small_card(2.0)
+
+    assert world.feed(events.GpuReported("nobody", None, world.now_s)) == ()
+    assert "nobody" not in world.scheduler.outlook.loads._samples
+
+
+# Who names slots, for the record
+
+
+def test_who_names_slots_is_told_when_it_changes(world: World) -> None:
+    said = [
+        of_type(world.look("a"), effects.SlotChoice),
+        of_type(world.look("a"), effects.SlotChoice),
+        of_type(world.look("a", foreign=1), effects.SlotChoice),
+        of_type(world.look("a"), effects.SlotChoice),
+        of_type(world.feed(events.OccupancyReported("a", 1, world.now_s)), effects.SlotChoice),
+        of_type(world.feed(events.OccupancyReported("a", 0, world.now_s)), effects.SlotChoice),
+    ]
+
+    assert said == [
+        [effects.SlotChoice("a", True, "its report")],
+        [],
+        [effects.SlotChoice("a", False, "it reports use by others")],
+        [effects.SlotChoice("a", True, "its report")],
+        [effects.SlotChoice("a", False, "other proxies use it")],
+        [effects.SlotChoice("a", True, "no other proxy uses it any more")],
+    ]
+
+
+def test_requests_in_the_engine_s_own_queue_mean_that_somebody_goes_around_us(world: World) -> None:
+    world.feed(events.BackendReported(Report("a", 1, world.now_s, busy_slots=0, deferred=1)))
+
+    assert not world.view("a").names_slots
+
+
+def test_a_doubt_about_slots_is_told_once_and_ends_with_a_restart(world: World) -> None:
+    world.look("a")
+    for number in (1, 2):
+        world.run(talk(f"r{number}", (number, 100)))
+
+    (told,) = of_type(world.end("r1", measured=Measured(slot=9)), effects.SlotChoice)
+    assert "slot 9 answered" in told.because
+    assert of_type(world.end("r2", measured=Measured(slot=9)), effects.SlotChoice) == []
+
+    world.join(backend("a", limit=2, epoch=2))
+    world.look("a")
+    assert world.view("a").names_slots
+
+
+# Running limits that follow what was learned
+
+
+def test_a_running_limit_that_is_found_by_itself_follows_the_time_per_token() -> None:
+    world = World(Policy(token_target_ms=50.0))
+    world.join(msgspec.structs.replace(backend("a", limit=8), auto_limit=True))
+    before = world.view("a").backend.running_limit
+    for number in range(60):
+        world.run(request(f"r{number}"))
+        world.end(f"r{number}", measured=Measured(prompt_tokens=10, output_tokens=101, output_ms=4900.0))
+
+    assert 1 <= world.view("a").backend.running_limit < before == 8
+    world.join(backend("b", limit=1))
+    world.policy = Policy(token_target_ms=5000.0)
+    world.feed(events.PolicyChanged(world.policy))
+    assert [world.view(name).backend.running_limit for name in "ab"] == [8, 1], "at once"
+    world.join(backend("a", limit=8, epoch=2))
+    assert world.view("a").backend.running_limit == 8, "not where the limit is given"

@@ -6,7 +6,7 @@ from scheduler import effects, events
 from scheduler.domain import Failure, Rejection
 from scheduler.health import Signal
 from scheduler.policy import Policy
-from tests.scheduler.world import claimed, of_type, request, world_of
+from tests.scheduler.world import OTHER_MODEL, backend, claimed, of_type, request, world_of
 
 LOST = [Failure.RESET, Failure.TIMEOUT, Failure.TRUNCATED]
 DONE_WITH = [Failure.CONNECT, Failure.LOADING, Failure.OVERLOADED, Failure.ENGINE_ERROR]
@@ -202,3 +202,36 @@ def test_nothing_is_called_back_where_nothing_else_could_run_it() -> None:
     done = [world.feed(events.BackendSignalled("a", Signal.MISSED)) for _ in range(3)]
 
     assert [effect for each in done for effect in of_type(each, effects.Cancel)] == []
+
+
+def test_of_claims_whose_engine_died_the_highest_priority_goes_first() -> None:
+    world = world_of("a", limit=3)
+    for request_id, priority in (("low", "low"), ("normal", "normal"), ("high", "high")):
+        world.arrive(request(request_id, priority=priority))
+    world.join(backend("b", limit=2))
+    world.arrive(request("later", priority="high"))
+
+    done = world.exit("a")
+
+    assert claimed(done) == [("high", "b")]
+    assert world.waiting() == ["low", "normal"]
+
+
+def test_a_claim_without_a_backend_whose_time_is_over_is_refused_at_once() -> None:
+    world = world_of("a", limit=1)
+    world.join(backend("b", limit=1, models=[OTHER_MODEL]))
+    world.arrive(request("r", wait_s=0.0))
+
+    world.exit("a")
+
+    assert world.rejection("r") is Rejection.DOWN
+
+
+def test_a_claim_for_a_model_that_nobody_has_any_more_is_refused_for_good() -> None:
+    world = world_of("a", limit=1)
+    world.join(backend("b", limit=1, models=[OTHER_MODEL]))
+    world.arrive(request("r"))
+
+    world.leave("a")
+
+    assert world.rejection("r") is Rejection.UNKNOWN_MODEL

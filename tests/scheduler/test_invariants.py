@@ -1,13 +1,17 @@
 """The design's promises under random interleavings of everything that can happen."""
 
+from typing import Any
+
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler import events
-from scheduler.domain import Failure, Operation, Outcome, Report
+from scheduler.domain import Engine, Failure, Operation, Outcome, Report
 from scheduler.health import Signal
 from scheduler.policy import Policy
+from tests.scheduler import promises
+from tests.scheduler.talks import POLICIES, TURNS, Talks
 from tests.scheduler.world import MODEL, OTHER_MODEL, TICK_S, World, backend, request
 
 FAILURES = st.sampled_from(list(Failure))
@@ -26,20 +30,22 @@ REPEATABLE = (
 
 
 class Anything(RuleBasedStateMachine):
-    """Backends `a` (tells its slots), `b` (does not) and `c` (another model too); `world` checks each step."""
+    """Backends `a` (tells its slots, has one more than it may use), `b` (an Ollama that does not) and `c` (another
+    model too); `world` checks each step.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World(Policy(max_waiting=6, max_attempts=3, retry_floor_per_s=0.5))
-        self.count = 0
         self.epochs = {"a": 1, "b": 1, "c": 1}
         self.looks: list[tuple[str, float, Report | None]] = []
-        self.foreign = 0
-        self.repeats: list[events.Event] = []
+        self.talks = Talks()
 
-    @initialize(limit=st.integers(1, 4))
-    def begin(self, limit: int) -> None:
+    @initialize(limit=st.integers(1, 4), policy=POLICIES, managed=st.booleans())
+    def begin(self, limit: int, policy: Policy, managed: bool) -> None:
+        self.world = World(policy)
+        self.first_policy = policy
         self.limit = limit
+        self.managed = managed
         for backend_id in self.epochs:
             self.rejoin(backend_id)
 
@@ -48,9 +54,12 @@ class Anything(RuleBasedStateMachine):
             backend(
                 backend_id,
                 limit=self.limit if backend_id != "b" else 2,
+                slots=self.limit + 1 if backend_id == "a" else None,
                 models=(MODEL, OTHER_MODEL) if backend_id == "c" else (MODEL,),
+                engine=Engine.OLLAMA if backend_id == "b" else Engine.LLAMA_SERVER,
                 slot_source="leases" if backend_id == "b" else "slots",
                 epoch=self.epochs[backend_id],
+                managed=self.managed,
             ),
             *signals,
         )
@@ -68,11 +77,12 @@ class Anything(RuleBasedStateMachine):
         further=st.booleans(),
     )
     def arrive(self, model: str | None, seats: int, wait_s: float, divisible: bool, further: bool) -> None:
-        self.count += 1
+        """Something without a prompt that could be compared."""
+        number, _ = self.talks.message(0)
         operation = Operation.TOKENIZE if seats == 0 else Operation.CHAT
         self.world.arrive(
             request(
-                f"r{self.count}",
+                f"r{number}",
                 model=model,
                 seats=seats,
                 arrived_s=self.world.now_s,
@@ -83,10 +93,20 @@ class Anything(RuleBasedStateMachine):
             )
         )
 
+    @rule(number=st.integers(0, 4), turn=TURNS)
+    def say(self, number: int, turn: dict[str, Any]) -> None:
+        """A turn of a conversation."""
+        self.world.arrive(*self.talks.turn(self.world, number, **turn))
+
     @precondition(lambda self: self.world.claims)
     @rule(data=st.data())
     def answer_claim(self, data: st.DataObject) -> None:
         self.world.answer_claim(self.pick(data, list(self.world.claims)))
+
+    @precondition(lambda self: self.world.claims)
+    @rule()
+    def answer_claims(self) -> None:
+        self.world.answer_claims()
 
     @precondition(lambda self: self.world.claims)
     @rule(data=st.data(), elsewhere=st.integers(0, 4), draining=st.booleans())
@@ -104,11 +124,20 @@ class Anything(RuleBasedStateMachine):
         self.world.fail(self.pick(data, list(self.world.running)), failure)
 
     @precondition(lambda self: self.world.running)
-    @rule(
-        data=st.data(), outcome=st.sampled_from([Outcome.DONE, Outcome.DONE, Outcome.ENGINE_REFUSED, Outcome.TRUNCATED])
-    )
+    @rule(data=st.data(), outcome=st.sampled_from([Outcome.DONE, Outcome.ENGINE_REFUSED, Outcome.TRUNCATED]))
     def end(self, data: st.DataObject, outcome: Outcome) -> None:
         self.world.end(self.pick(data, list(self.world.running)), outcome)
+
+    @precondition(lambda self: self.world.running)
+    @rule(
+        data=st.data(),
+        tokens=st.integers(1, 80),
+        more_cached=st.sampled_from([0, 0, 0, 0, -100, 100, 1000]),
+        other_slot=st.sampled_from([0, 0, 0, 0, 0, 1]),
+    )
+    def end_with_costs(self, data: st.DataObject, tokens: int, more_cached: int, other_slot: int) -> None:
+        """An answer is complete; sometimes its costs are told wrong."""
+        self.talks.end(self.world, self.pick(data, list(self.world.running)), tokens, more_cached, other_slot)
 
     @precondition(lambda self: self.world.open)
     @rule(data=st.data())
@@ -142,13 +171,35 @@ class Anything(RuleBasedStateMachine):
             self.looks.append((backend_id, self.world.now_s, None))
 
     @precondition(lambda self: self.looks)
-    @rule(data=st.data(), foreign=st.integers(0, 1))
-    def see(self, data: st.DataObject, foreign: int) -> None:
+    @rule(data=st.data(), foreign=st.sampled_from([0, 0, 0, 1]), shown=st.booleans())
+    def see(self, data: st.DataObject, foreign: int, shown: bool) -> None:
         """The engine reads its slots: at some moment between the look's beginning and its end."""
         index = data.draw(st.integers(0, len(self.looks) - 1))
         backend_id, asked_at_s, _ = self.looks[index]
         if backend_id in self.world.backends:
-            self.looks[index] = (backend_id, asked_at_s, self.world.report(backend_id, asked_at_s, foreign))
+            self.world.now_s += TICK_S
+            report = self.world.report(backend_id, asked_at_s, foreign, shown=shown)
+            self.looks[index] = (backend_id, asked_at_s, report)
+
+    @rule(backend_id=st.sampled_from(["a", "b", "c"]), shown=st.booleans())
+    def look(self, backend_id: str, shown: bool) -> None:
+        """A look that takes no time."""
+        if backend_id in self.world.backends:
+            self.world.look(backend_id, shown=shown)
+
+    @rule(data=st.data(), backend_id=st.sampled_from(["a", "c"]))
+    def foreigner_comes(self, data: st.DataObject, backend_id: str) -> None:
+        """Somebody goes around us."""
+        if backend_id in self.world.backends and (idle := self.world.engines.of(backend_id).idle()):
+            self.world.now_s += TICK_S
+            slot = data.draw(st.sampled_from(idle))
+            self.world.engines.of(backend_id).foreigner_comes(slot, self.world.now_s)
+
+    @rule(backend_id=st.sampled_from(["a", "c"]))
+    def foreigners_leave(self, backend_id: str) -> None:
+        if backend_id in self.world.backends:
+            self.world.now_s += TICK_S
+            self.world.engines.of(backend_id).foreigners_leave()
 
     @precondition(lambda self: self.looks)
     @rule(data=st.data())
@@ -198,15 +249,10 @@ class Anything(RuleBasedStateMachine):
     def pass_time(self, seconds: float) -> None:
         self.world.pass_time(seconds)
 
-    @rule(active_ms=st.sampled_from([0.0, 20.0]))
-    def change_policy(self, active_ms: float) -> None:
-        self.world.policy = Policy(
-            version=self.world.policy.version + 1,
-            active_ms=active_ms,
-            max_waiting=6,
-            retry_floor_per_s=0.5,
-        )
-        self.world.feed(events.PolicyChanged(self.world.policy))
+    @rule(policy=POLICIES)
+    def change_policy(self, policy: Policy) -> None:
+        self.world.policy = policy
+        self.world.feed(events.PolicyChanged(policy))
 
     @invariant()
     def waits_are_bounded(self) -> None:
@@ -215,44 +261,15 @@ class Anything(RuleBasedStateMachine):
     def teardown(self) -> None:
         """However it went: once everything calms down, all requests end and nothing is remembered."""
         world = self.world
-        if not world.history:
-            return
         for backend_id in self.epochs:
+            if backend_id in world.backends:
+                world.engines.of(backend_id).foreigners_leave()
             world.feed(events.UndrainRequested(backend_id))
             if backend_id not in world.backends:
                 self.rejoin(backend_id)
             world.feed(events.BackendSignalled(backend_id, Signal.ANSWERED))
-        for _ in range(200):
-            if not world.open:
-                break
-            world.answer_claims()
-            for request_id in list(world.running):
-                world.end(request_id)
-            for nonce in [nonce for nonce, work in world.engine.items() if work.left_s is not None]:
-                world.notice(nonce)
-            for backend_id in self.epochs:
-                world.look(backend_id)
-            world.pass_time(1.0)
-        assert not world.open, "every request ends"
-        world.answer_claims()
-        world.pass_time(200.0)
-        for backend_id in self.epochs:
-            world.look(backend_id)
-        world.pass_time(200.0)
-        assert world.scheduler.running() == ()
-        assert world.scheduler.waiting() == ()
-        assert not world.scheduler._open
-        assert not len(world.scheduler._deadlines)
-        assert not world.scheduler._ledger._by_backend
-        assert not world.scheduler._ledger._seats
-        assert not world.scheduler._matching.line.queues
-        assert not world.scheduler._matching.line.overdue
-        assert world.granted.keys() == world.released, "each granted claim was given back"
-        for backend_id in self.epochs:
-            view = world.view(backend_id)
-            assert (view.room, view.held_for) == (view.backend.running_limit, "")
-        first_policy = Policy(max_waiting=6, max_attempts=3, retry_floor_per_s=0.5)
-        world.policy = first_policy
+        promises.keep_to_the_end(world)
+        world.policy = self.first_policy
         world.replay()
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from scheduler.leases import Ended, Lease, LeaseState
+from scheduler.domain import SlotState
+from scheduler.leases import Ended, Lease, LeaseState, Work
 from scheduler.reconcile import Reading, read
 
 ASKED_S = 10.0
@@ -66,3 +67,40 @@ def claiming(nonce: str) -> Lease:
 )
 def test_read(busy: int, leases: list[Lease], ended: list[Ended], elsewhere: int, expected: Reading) -> None:
     assert read(busy, ASKED_S, leases, ended, elsewhere) == expected
+
+
+@pytest.mark.parametrize(
+    ("slots", "expected"),
+    [
+        pytest.param((), ("gone",), id="no-slots-told"),
+        pytest.param((SlotState(0, busy=True), SlotState(1, busy=False)), (), id="its-own-slot-is-busy-still"),
+        pytest.param((SlotState(0, busy=False), SlotState(1, busy=True)), ("gone",), id="its-own-slot-is-idle"),
+    ],
+)
+def test_a_named_slot_tells_more_than_the_count(slots: tuple[SlotState, ...], expected: tuple[str, ...]) -> None:
+    """The live one has not reached its slot yet: the only busy slot is that of the abandoned one."""
+    gone, live = lease("gone", 8, abandoned_s=9.5), lease("live", 9)
+    gone.work = Work(100, 0, 10.0, 50.0, slot=0)
+    live.work = Work(100, 0, 10.0, 50.0, slot=1)
+
+    assert read(1, ASKED_S, [gone, live], [], 0, slots).idle == expected
+
+
+def test_without_a_named_slot_every_live_one_must_be_on_its_slot() -> None:
+    gone, live = lease("gone", 8, abandoned_s=9.5), lease("live", 9)
+    busy = (SlotState(0, busy=True), SlotState(1, busy=False))
+
+    assert read(1, ASKED_S, [gone, live], [], 0, busy).idle == ()
+    live.committed = True
+    assert read(1, ASKED_S, [gone, live], [], 0, busy).idle == ("gone",)
+
+
+def test_what_was_just_sent_may_not_be_on_its_slot_yet() -> None:
+    gone = lease("gone", 9.5, abandoned_s=9.6)
+    gone.work = Work(100, 0, 10.0, 50.0, slot=0)
+    idle = (SlotState(0, busy=False),)
+
+    assert read(0, ASKED_S, [gone], [], 0, idle).idle == ()
+    assert read(0, ASKED_S + 1.0, [gone], [], 0, idle).idle == ("gone",)
+    gone.committed = True
+    assert read(0, ASKED_S, [gone], [], 0, idle).idle == ("gone",), "it answered: it was there"

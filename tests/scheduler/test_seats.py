@@ -76,8 +76,8 @@ def test_a_refused_claim_owes_nothing() -> None:
     lease = desk.seats.claim(request(), desk.backend, 1.0)
     desk.effects.clear()
 
-    assert desk.seats.refuse(lease.nonce) is lease
-    assert desk.seats.refuse(lease.nonce) is None
+    assert desk.seats.refuse(lease.nonce, 1.1) is lease
+    assert desk.seats.refuse(lease.nonce, 1.1) is None
     assert desk.effects == []
     assert desk.freed == ["a"]
 

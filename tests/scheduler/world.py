@@ -1,24 +1,23 @@
-"""A small deterministic world around a scheduler: plays store and engines, checks the promises at each step.
+"""A small deterministic world around a scheduler: plays store and engines; `promises` are checked at each step.
 
 The clock moves a millisecond with every event, so that no two events share a time, as on a real machine.
 """
 
 from collections.abc import Iterable
-from typing import TypeVar
-
-import msgspec
+from typing import Any, TypeVar
 
 from scheduler import effects, events
 from scheduler.core import Scheduler
-from scheduler.decide import decide
 from scheduler.domain import (
     Backend,
     BackendView,
     Dialect,
     Engine,
     Failure,
+    Measured,
     Operation,
     Outcome,
+    Prompt,
     Rejection,
     Report,
     Request,
@@ -27,8 +26,10 @@ from scheduler.domain import (
 from scheduler.effects import Effect
 from scheduler.events import Event
 from scheduler.health import Signal
-from scheduler.leases import LeaseState
 from scheduler.policy import Policy
+from tests.scheduler import promises
+from tests.scheduler.played_engine import Engines
+from tests.scheduler.prompts import Message, Tokens, prompt_of, tokens_of
 
 E = TypeVar("E", bound=Effect)
 
@@ -41,20 +42,23 @@ def backend(
     backend_id: str = "a",
     *,
     limit: int = 2,
+    slots: int | None = None,
     models: Iterable[str] = (MODEL,),
     engine: Engine = Engine.LLAMA_SERVER,
     slot_source: str = "slots",
     epoch: int = 1,
     capabilities: Iterable[Operation] = tuple(Operation),
+    managed: bool = False,
 ) -> Backend:
-    """A backend with as many slots as it may run requests."""
+    """A backend with as many slots as it may run requests, unless said otherwise."""
     return Backend(
         id=backend_id,
         engine=engine,
-        slots=limit,
+        slots=limit if slots is None else slots,
         running_limit=limit,
         models=frozenset(models),
         capabilities=frozenset(capabilities),
+        managed=managed,
         epoch=epoch,
         slot_source=slot_source,
     )
@@ -71,6 +75,11 @@ def request(
     engines: frozenset[Engine] = frozenset(Engine),
     divisible: bool = False,
     further: bool = False,
+    tenant: str = "",
+    priority: str = "normal",
+    prompt: Prompt | None = None,
+    max_output_tokens: int | None = None,
+    can_name_slot: bool = False,
 ) -> Request:
     """A chat for one slot, unless said otherwise."""
     return Request(
@@ -84,22 +93,23 @@ def request(
         engines=engines,
         divisible=divisible,
         further=further,
+        tenant=tenant,
+        priority=priority,
+        prompt_bytes=prompt.size_bytes if prompt else 0,
+        prompt=prompt,
+        max_output_tokens=max_output_tokens,
+        can_name_slot=can_name_slot,
     )
+
+
+def talk(request_id: str, *messages: Message, can_name_slot: bool = True, **more: Any) -> Request:
+    """A request with a prompt, which may be told its slot."""
+    return request(request_id, prompt=prompt_of(list(messages)), can_name_slot=can_name_slot, **more)
 
 
 def of_type(effects_: Iterable[Effect], kind: type[E]) -> list[E]:
     """The effects of one kind, in order."""
     return [effect for effect in effects_ if isinstance(effect, kind)]
-
-
-class AtEngine(msgspec.Struct):
-    """A request as the engine knows it."""
-
-    backend_id: str
-    epoch: int
-    seats: int
-    left_s: float | None = None
-    """Since when nobody reads its answer; the engine has not noticed yet."""
 
 
 class World:
@@ -123,22 +133,34 @@ class World:
         """Seats that other proxies really hold."""
         self.running: dict[str, effects.Dispatch] = {}
         self.committed: set[str] = set()
-        self.engine: dict[str, AtEngine] = {}
+        self.engines = Engines(self.backends)
+        self.engine = self.engines.working
         """What the engines work on, by nonce."""
         self.max_busy: dict[str, int] = {}
+        self.texts: dict[str, Tokens] = {}
+        """Prompts of open requests, token by token."""
+        self.messages: dict[str, list[Message]] = {}
+        """The same as messages, where it was told."""
+        self.holds: dict[str, float] = {}
+        """Until when a request may hold, as first seen."""
 
     # What happens
 
     def feed(self, event: Event) -> tuple[Effect, ...]:
         """Hand an event to the scheduler, take in its effects, check the promises."""
         self.now_s += TICK_S
+        was_due = self.wake_at_s <= self.now_s and not isinstance(event, events.TimePassed)
         done = self.scheduler.handle(event, self.now_s)
         self.history.append((event, self.now_s, done))
         if self.wake_at_s <= self.now_s or isinstance(event, events.TimePassed):
             self.wake_at_s = float("inf")
         for effect in done:
             self._take(effect)
-        self._check()
+        if isinstance(event, events.BackendReported):
+            self.engines.reported(event.report, self.scheduler)
+        promises.check(self, done, mixed=was_due)
+        if any(isinstance(effect, effects.WakeAt) and effect.at_s <= self.now_s for effect in done):
+            done += self.feed(events.TimePassed())
         return done
 
     def pass_time(self, seconds: float) -> tuple[Effect, ...]:
@@ -147,10 +169,10 @@ class World:
         done: list[Effect] = []
         while self.wake_at_s <= until_s:
             self.now_s = max(self.now_s, self.wake_at_s)
-            self._notice_in_time()
+            self.engines.notice_in_time(self.now_s, self.policy, self.committed)
             done += self.feed(events.TimePassed())
         self.now_s = max(self.now_s, until_s)
-        self._notice_in_time()
+        self.engines.notice_in_time(self.now_s, self.policy, self.committed)
         return (*done, *self.feed(events.TimePassed()))
 
     def join(self, new: Backend, *signals: Signal) -> None:
@@ -158,7 +180,7 @@ class World:
         old = self.backends.get(new.id)
         self.backends[new.id] = new
         if old is not None and new.epoch > old.epoch:
-            self._engine_gone(new.id)
+            self.engines.gone(new.id)
         self.feed(events.BackendChanged(new))
         for signal in signals or (Signal.STARTED, Signal.ANSWERED):
             self.feed(events.BackendSignalled(new.id, signal))
@@ -166,17 +188,20 @@ class World:
     def leave(self, backend_id: str) -> tuple[Effect, ...]:
         """A backend leaves, and its engine with it."""
         del self.backends[backend_id]
-        self._engine_gone(backend_id)
+        self.engines.gone(backend_id)
         return self.feed(events.BackendLeft(backend_id))
 
     def exit(self, backend_id: str) -> tuple[Effect, ...]:
         """An engine's process ends."""
-        self._engine_gone(backend_id)
+        self.engines.gone(backend_id)
         return self.feed(events.BackendSignalled(backend_id, Signal.EXITED))
 
-    def arrive(self, new: Request) -> tuple[Effect, ...]:
-        """A client asks for something."""
+    def arrive(self, new: Request, messages: list[Message] | None = None) -> tuple[Effect, ...]:
+        """A client asks for something; `messages`: what the prompt says."""
         self.open[new.id] = new
+        self.messages[new.id] = messages or []
+        name = int.from_bytes(new.id.encode(), "big")
+        self.texts[new.id] = tokens_of(messages or [(name, 10)])
         return self.feed(events.RequestArrived(new))
 
     def answer_claim(self, nonce: str) -> tuple[Effect, ...]:
@@ -217,49 +242,67 @@ class World:
         """An attempt breaks; after some failures the engine works on for a while."""
         dispatch = self.running.pop(request_id)
         if failure in (Failure.CONNECT, Failure.LOADING, Failure.OVERLOADED, Failure.ENGINE_ERROR):
-            self.engine.pop(dispatch.nonce, None)
+            self.engines.done(dispatch.nonce)
         else:
-            self._unread(dispatch.nonce)
+            self.engines.unread(dispatch.nonce, self.now_s)
         if request_id in self.committed:
             self._close(request_id, "truncated")
         return self.feed(events.AttemptFailed(request_id, failure))
 
-    def end(self, request_id: str, outcome: Outcome = Outcome.DONE) -> tuple[Effect, ...]:
-        """An exchange is over."""
+    def end(
+        self,
+        request_id: str,
+        outcome: Outcome = Outcome.DONE,
+        *,
+        measured: Measured | None = None,
+        answer: Message | None = None,
+        more_cached: int = 0,
+        other_slot: int = 0,
+    ) -> tuple[Effect, ...]:
+        """An exchange is over. With an answer its true costs are told, but that the last two arguments change them."""
         dispatch = self.running.pop(request_id)
         if outcome is Outcome.TRUNCATED:
-            self._unread(dispatch.nonce)
+            self.engines.unread(dispatch.nonce, self.now_s)
         else:
-            self.engine.pop(dispatch.nonce, None)
+            model, length = self.open[request_id].model, len(self.texts[request_id])
+            measured = measured or self.engines.measured(dispatch, model, length, answer, more_cached, other_slot)
+            self.engines.done(dispatch.nonce, tokens_of([answer] if answer else []))
         self._close(request_id, outcome.value)
-        return self.feed(events.RequestEnded(request_id, outcome))
+        return self.feed(events.RequestEnded(request_id, outcome, measured))
 
     def client_leaves(self, request_id: str) -> tuple[Effect, ...]:
         """A client goes away, whatever its request is doing."""
         dispatch = self.running.pop(request_id, None)
         if dispatch is not None:
-            self._unread(dispatch.nonce)
+            self.engines.unread(dispatch.nonce, self.now_s)
         self._close(request_id, "client-left")
         return self.feed(events.ClientLeft(request_id))
 
     def notice(self, nonce: str) -> None:
         """An engine notices that nobody reads an answer."""
         self.now_s += TICK_S
-        del self.engine[nonce]
+        self.engines.done(nonce)
 
-    def look(self, backend_id: str, asked_at_s: float | None = None, foreign: int = 0) -> tuple[Effect, ...]:
+    def look(
+        self, backend_id: str, asked_at_s: float | None = None, foreign: int = 0, *, shown: bool = False
+    ) -> tuple[Effect, ...]:
         """A look comes back that shows the engine as it is now."""
         self.now_s += TICK_S
-        return self.feed(events.BackendReported(self.report(backend_id, asked_at_s, foreign)))
+        return self.feed(events.BackendReported(self.report(backend_id, asked_at_s, foreign, shown=shown)))
 
-    def report(self, backend_id: str, asked_at_s: float | None = None, foreign: int = 0) -> Report:
-        """What a look at this moment sees."""
+    def report(
+        self, backend_id: str, asked_at_s: float | None = None, foreign: int = 0, *, shown: bool = False
+    ) -> Report:
+        """What a look at this moment sees; `shown`: each slot too. `foreign`: busy slots of somebody who is no one."""
         known = self.backends[backend_id]
+        tells = known.slot_source == "slots"
+        played = self.engines.of(backend_id)
         return Report(
             backend_id,
             known.epoch,
             self.now_s if asked_at_s is None else asked_at_s,
-            busy_slots=self.busy(backend_id) + foreign if known.slot_source == "slots" else None,
+            busy_slots=self.busy(backend_id) + foreign + len(played.foreigners) if tells else None,
+            slots=played.states() if tells and shown else (),
             residencies=tuple(Residency(model) for model in sorted(known.models)),
         )
 
@@ -267,7 +310,7 @@ class World:
 
     def busy(self, backend_id: str) -> int:
         """Slots that the engine works with for us."""
-        return sum(work.seats for work in self.engine.values() if work.backend_id == backend_id)
+        return self.engines.busy(backend_id)
 
     def view(self, backend_id: str) -> BackendView:
         """A backend as the scheduler sees it."""
@@ -292,7 +335,7 @@ class World:
         for event, at_s, done in self.history:
             assert again.handle(event, at_s) == done
 
-    # The promises
+    # Effects
 
     def _take(self, effect: Effect) -> None:
         match effect:
@@ -316,8 +359,7 @@ class World:
                     assert seats == self.granted[effect.nonce].seats, "what is told is what the store granted"
                     assert effect.nonce in self.granted
                     assert effect.nonce not in self.released
-                    known = self.backends[effect.backend_id]
-                    self.engine[effect.nonce] = AtEngine(effect.backend_id, known.epoch, seats)
+                    self.engines.start(effect, self.open[effect.request_id], self.texts[effect.request_id])
             case effects.Release():
                 assert effect.nonce in self.granted, "only what was granted is given back"
                 assert effect.nonce not in self.released, "and only once"
@@ -334,47 +376,11 @@ class World:
             case _:
                 pass
 
-    def _check(self) -> None:
-        snapshot = self.scheduler.snapshot(self.now_s)
-        waiting = self.scheduler.waiting()
-        for ticket in waiting:
-            decision = decide(snapshot, ticket.request, self.policy, ticket.tried)
-            assert not decision.ranking, f"{ticket.request.id} waits although {decision.ranking[0].backend_id} has room"
-            assert self.wake_at_s <= ticket.request.wait_until_s, "its deadline will be noticed"
-        claiming = {lease.request_id for lease in self.scheduler.running() if lease.state is LeaseState.CLAIMING}
-        places = [*(ticket.request.id for ticket in waiting), *claiming, *self.running]
-        assert sorted(places) == sorted(self.open), "each open request is in exactly one place"
-        held = {lease.nonce for lease in self.scheduler.running() if lease.nonce not in self.claims}
-        assert held == self.granted.keys() - self.released, "our leases are what the store holds for us"
-        for backend_id, known in self.backends.items():
-            busy = self.busy(backend_id)
-            self.max_busy[backend_id] = max(busy, self.max_busy.get(backend_id, 0))
-            assert busy <= known.running_limit, f"{backend_id} works on {busy} of {known.running_limit}"
-
     def _close(self, request_id: str, how: str) -> None:
         assert request_id not in self.over, "a request ends once"
         del self.open[request_id]
         self.over[request_id] = how
-
-    def _unread(self, nonce: str) -> None:
-        if nonce in self.engine:
-            self.engine[nonce].left_s = self.now_s
-
-    def _engine_gone(self, backend_id: str) -> None:
-        for nonce in [nonce for nonce, work in self.engine.items() if work.backend_id == backend_id]:
-            del self.engine[nonce]
-
-    def _notice_in_time(self) -> None:
-        """No engine is slower to notice than the grace time that the policy gives it."""
-        for nonce, work in list(self.engine.items()):
-            if work.left_s is None:
-                continue
-            slots = self.backends[work.backend_id].slot_source == "slots"
-            streaming = nonce.rpartition(".")[0] in self.committed
-            without_looks_s = self.policy.abandoned_stream_grace_s if streaming else self.policy.abandoned_grace_s
-            grace_s = self.policy.abandoned_limit_s if slots else without_looks_s
-            if self.now_s >= work.left_s + 0.9 * grace_s:
-                del self.engine[nonce]
+        self.holds.pop(request_id, None)
 
 
 def world_of(*ids: str, policy: Policy | None = None, limit: int = 1, slot_source: str = "slots") -> World:

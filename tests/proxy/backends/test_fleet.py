@@ -23,7 +23,7 @@ from proxy.backends.watcher import Cadence
 from proxy.config import BackendConfig, RestartConfig
 from proxy.endpoint import identity
 from scheduler.domain import Operation
-from scheduler.events import BackendChanged, BackendLeft, BackendReported, BackendSignalled, Event
+from scheduler.events import BackendChanged, BackendLeft, BackendReported, BackendSignalled, Event, GpuReported
 from scheduler.health import Signal
 from tests.proxy.backends.answers import Answers
 from tests.proxy.backends.fake_nvml import FakeNvml
@@ -76,6 +76,9 @@ class Scene:
         """One that never comes to run: its program is none."""
         base = {"binary": "/bin/false", "gpus": "none", "model": "/models/none.gguf", "restart": QUICK}
         return BackendConfig.model_validate(base | fields)
+
+    def memory(self, name: str) -> list[GpuReported]:
+        return [event for event in self.events if isinstance(event, GpuReported) and event.backend_id == name]
 
     def signals(self, name: str) -> list[Signal]:
         return [e.signal for e in self.events if isinstance(e, BackendSignalled) and e.backend_id == name]
@@ -191,6 +194,22 @@ async def test_one_ollama_per_gpu(scene: Scene) -> None:
     changed = next(event.backend for event in scene.events if isinstance(event, BackendChanged))
     assert changed.gpu is not None
     assert changed.gpu.memory_bytes > 0
+
+
+async def test_the_memory_of_its_card_is_told_with_each_backend(scene: Scene) -> None:
+    nvml = FakeNvml()
+    fleet = await scene.start(scene.ollama(gpus="auto"), scene.ollama(gpus="none", name="cpu"), nvml=nvml)
+    await until(ready(fleet), "all are ready")
+    nvml.processes["GPU-bbbb"] = [(status(fleet, "ollama-1").pid or 0, 2**30)]
+    await until(
+        lambda: any(event.memory and event.memory.used_by_engine_bytes == 2**30 for event in scene.memory("ollama-1")),
+        "its process is known by its environment",
+    )
+    assert {event.memory.used_by_engine_bytes for event in scene.memory("ollama-0") if event.memory} == {None}
+    assert scene.memory("cpu") == []
+    await fleet.stop(5)
+    assert nvml.open_sessions == 0
+    assert isinstance(scene.events[-1], BackendLeft)
 
 
 async def test_kill_9_of_ollama_ends_its_child_and_starts_it_again(scene: Scene) -> None:

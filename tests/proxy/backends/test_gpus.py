@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from proxy.backends.gpus import discover, discover_async
+from proxy.backends.gpus import CardMemory, ProcessMemory, card_memory, discover, discover_async, process_memory
 from scheduler.domain import Gpu
 from tests.proxy.backends.fake_nvml import FakeNvml
 
@@ -45,6 +45,35 @@ def test_a_lost_card_does_not_hide_the_others() -> None:
 
 def test_no_card() -> None:
     assert discover(FakeNvml(())).problem == "NVML finds no GPU"
+
+
+@pytest.mark.parametrize(
+    ("nvml", "total_bytes"),
+    [
+        (FakeNvml(), 24 * GIB - GIB // 2),
+        (FakeNvml(memory_v2=False), 24 * GIB),
+        (FakeNvml(old_binding=True), 24 * GIB),
+    ],
+)
+def test_free_memory_is_the_same_by_both_versions_of_the_call(nvml: FakeNvml, total_bytes: int) -> None:
+    nvml.nvmlInit()
+    nvml.processes["GPU-bbbb"] = [(7, 3 * GIB)]
+    assert card_memory(nvml, 0) == CardMemory(total_bytes, 24 * GIB - GIB // 2)
+    assert card_memory(nvml, 1) == CardMemory(total_bytes, 21 * GIB - GIB // 2)
+
+
+@pytest.mark.parametrize("process_calls", [(3, 2), (2,)])
+def test_who_holds_memory(process_calls: tuple[int, ...]) -> None:
+    nvml = FakeNvml(processes={"GPU-bbbb": [(7, 3 * GIB), (8, None)]}, process_calls=process_calls)
+    nvml.nvmlInit()
+    assert process_memory(nvml, 0) == ()
+    assert process_memory(nvml, 1) == (ProcessMemory(7, 3 * GIB), ProcessMemory(8, None))
+
+
+def test_a_driver_that_does_not_tell_processes_is_not_an_empty_card() -> None:
+    nvml = FakeNvml(processes={"GPU-aaaa": [(7, GIB)]}, process_calls=())
+    nvml.nvmlInit()
+    assert process_memory(nvml, 0) is None
 
 
 async def test_the_real_binding_answers_something_everywhere() -> None:

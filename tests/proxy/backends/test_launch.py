@@ -213,3 +213,4 @@ def test_the_command_line_of_the_keeper() -> None:
     assert command[:3] == [sys.executable, "-I", "-S"]
     assert tuple(command[command.index("--") + 1 :]) == made.argv
     assert pairs(tuple(command))["--death-signal"] == "9"
+    assert "--parent=42" in command

@@ -36,6 +36,11 @@ def test_the_slots_of_the_engine_win() -> None:
     assert make_backend("a", config, LLAMA, 0, description=description(slots=16)).running_limit == 6
 
 
+def test_what_is_told_of_its_card_is_passed_on() -> None:
+    assert make_backend("a", BackendConfig(url="http://box:1", gpu_name="RTX 4090"), LLAMA, 0).gpu_name == "RTX 4090"
+    assert make_backend("a", BackendConfig(url="http://box:1"), LLAMA, 0).gpu_name is None
+
+
 def test_mismatches_of_a_managed_engine() -> None:
     config = BackendConfig(model=Path("/m/a.gguf"), slots=4, context_tokens=4096)
     assert mismatches(config, description()) == ()
@@ -73,3 +78,11 @@ def test_the_slots_of_an_external_ollama_are_an_assumption_until_configured() ->
 )
 def test_an_external_ollama_has_one_slot_unless_told(config: dict[str, object], engine: Engine, slots: int) -> None:
     assert assumed_slots(BackendConfig.model_validate(config), engine) == slots
+
+
+def test_a_running_limit_that_finds_itself_may_be_all_slots() -> None:
+    fixed = make_backend("a", BackendConfig(slots=16), Engine.LLAMA_SERVER, 1)
+    found = make_backend("a", BackendConfig(slots=16, running_limit="auto"), Engine.LLAMA_SERVER, 1)
+
+    assert (fixed.running_limit, fixed.auto_limit) == (8, False)
+    assert (found.running_limit, found.auto_limit) == (16, True)

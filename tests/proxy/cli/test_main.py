@@ -7,6 +7,11 @@ import pytest
 
 HEAVY = ("rich", "pydantic", "httpx", "structlog", "aiohttp", "redis", "msgspec", "asyncio")
 
+COMMANDS = (
+    "serve", "ps", "status", "list", "drain", "undrain", "restart", "explain", "policy", "config", "simulate", "up",
+    "demo", "version",
+)  # fmt: skip
+
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "proxy", *arguments], capture_output=True, text=True, check=False)
@@ -23,19 +28,19 @@ def test_help_names_every_command() -> None:
     result = run("--help")
     assert result.returncode == 0
     commands = {line.split()[0] for line in result.stdout.partition("Commands:")[2].splitlines() if line.strip()}
-    assert commands == {"serve", "ps", "status", "list", "drain", "undrain", "restart", "config", "demo", "version"}
+    assert commands == set(COMMANDS)
     assert "..." not in result.stdout.partition("Commands:")[2]  # every summary fits
 
 
-@pytest.mark.parametrize("arguments", [("nonsense",), ("ps", "--nonsense"), ("config", "nonsense"), ()])
+@pytest.mark.parametrize(
+    "arguments", [("nonsense",), ("ps", "--nonsense"), ("config", "nonsense"), ("policy", "nonsense"), ()]
+)
 def test_wrong_usage(arguments: tuple[str, ...]) -> None:
     result = run(*arguments)
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize(
-    "command", ["serve", "ps", "status", "list", "drain", "undrain", "restart", "config", "demo", "version"]
-)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str) -> None:
     assert run(command, "--help").returncode == 0

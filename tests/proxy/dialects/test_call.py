@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from proxy.dialects import ClientError, read_call, read_model_name, render_error
-from proxy.dialects.call import MAX_FIELDS, MAX_MESSAGES
+from proxy.dialects.call import MAX_FIELDS, MAX_INPUTS, MAX_MESSAGES
 from scheduler.domain import Dialect, Engine, Operation
 from tests.proxy.dialects.support import NOW_NS, call_of, captured, fixed_clock, route_of
 
@@ -77,6 +77,33 @@ def test_what_is_no_request_any_more() -> None:
     many = {f"K{number}": 1 for number in range(MAX_FIELDS + 1)}
     assert refusal("/api/chat", many).message.startswith("more than 1000 fields")
     assert refusal("/v1/messages", {"messages": [0] * (MAX_MESSAGES + 1)}).status == 400
+    assert refusal("/v1/messages", {"Messages": [0] * (MAX_MESSAGES + 1)}).message.startswith("more than 100000 mess")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/api/embed", "Input"),
+        ("/v1/embeddings", "input"),
+        ("/v1/embeddings", "content"),
+        ("/embedding", "content"),
+        ("/rerank", "documents"),
+        ("/rerank", "texts"),
+        ("/completion", "prompt"),
+        ("/v1/completions", "prompt"),
+        ("/v1/responses", "input"),
+    ],
+)
+def test_more_inputs_than_one_request_may_have(path: str, name: str) -> None:
+    error = refusal(path, {"model": "m", "query": "q", name: ["a"] * (MAX_INPUTS + 1)})
+    assert (error.status, error.message) == (400, f"more than 100000 inputs in one request ({name.lower()})")
+    assert call_of(path, {"model": "m", "query": "q", name: ["a"] * 100}).model == "m"
+
+
+def test_one_prompt_may_have_any_number_of_tokens() -> None:
+    call = call_of("/completion", {"prompt": [1] * (MAX_INPUTS + 1)})
+    assert (call.seats, call.batch) == (1, "")
+    assert refusal("/v1/responses", {"input": [1] * (MAX_INPUTS + 1)}).status == 400
 
 
 def test_keys_of_other_case() -> None:
@@ -98,3 +125,25 @@ def test_model_names_for_show() -> None:
     ):
         with pytest.raises(ClientError, match=words):
             read_model_name(route, body)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "limit"),
+    [
+        ("/api/chat", {"model": "m", "messages": [], "options": {"num_predict": 7}}, 7),
+        ("/api/generate", {"model": "m", "prompt": "x", "options": {"num_predict": -2}}, None),
+        ("/api/generate", {"model": "m", "prompt": "x"}, None),
+        ("/v1/chat/completions", {"messages": [], "max_tokens": 7}, 7),
+        ("/v1/chat/completions", {"messages": [], "max_completion_tokens": 7, "max_tokens": 9}, 7),
+        ("/v1/responses", {"input": "x", "max_output_tokens": 7}, 7),
+        ("/v1/embeddings", {"input": "x", "max_tokens": 7}, None),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 7}, 7),
+        ("/completion", {"prompt": "x", "n_predict": 7}, 7),
+        ("/infill", {"input_prefix": "x", "n_predict": 0}, None),
+        ("/tokenize", {"content": "x", "n_predict": 7}, None),
+    ],
+)
+def test_the_clients_own_limit(path: str, body: dict[str, Any], limit: int | None) -> None:
+    if path == "/api/chat":
+        body = body | {"messages": [{"role": "user", "content": "x"}]}
+    assert call_of(path, body).max_output_tokens == limit

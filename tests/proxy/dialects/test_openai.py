@@ -56,3 +56,5 @@ def test_wrong_types() -> None:
 def test_images_do_not_count_as_prompt() -> None:
     parts = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "data:" + "a" * 95}}]
     assert read(CHAT, {"messages": [{"role": "user", "content": parts}]}).image_bytes == 100
+    assert read("/v1/responses", {"input": [{"role": "user", "content": parts}]}).image_bytes == 100
+    assert read("/v1/embeddings", {"input": [{"content": parts}, "x"]}).image_bytes == 0, "they are not looked through"

@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from proxy.dialects import plan
+from proxy.dialects import can_name_slot, plan
 from proxy.dialects.assemble import ChatAssembly
 from proxy.dialects.plan import Plan
 from proxy.dialects.progress import ProgressFilter
@@ -26,7 +26,7 @@ ALL: list[tuple[str, dict[str, Any]]] = [
 
 
 def planned(path: str, body: dict[str, Any] | bytes) -> Plan:
-    return plan(call_of(path, body), LLAMA, FACTS, fixed_clock)
+    return plan(call_of(path, body), LLAMA, FACTS, clock_ns=fixed_clock)
 
 
 @pytest.mark.parametrize(("path", "body"), ALL)
@@ -135,6 +135,56 @@ def test_clients_name_no_slots() -> None:
     assert body["id_slot"] == -1
     made = planned("/v1/messages", {"messages": USER, "max_tokens": 5, "id_slot": 3})
     assert msgspec.json.decode(made.outgoing.body)["id_slot"] == -1
+
+
+NAMING: list[tuple[str, dict[str, Any]]] = [
+    ("/api/chat", {"model": "m", "messages": USER}),
+    ("/api/generate", {"model": "m", "prompt": "x"}),
+    ("/api/generate", {"model": "m", "prompt": "x", "raw": True, "stream": False}),
+    ("/api/generate", {"model": "m", "prompt": "x", "suffix": "y"}),
+    ("/v1/chat/completions", {"messages": USER, "id_slot": 3}),
+    ("/v1/chat/completions", {"messages": USER, "stop": "x"}),
+    ("/v1/chat/completions", {"messages": USER, "stream": True}),
+    ("/v1/completions", {"prompt": "x"}),
+    ("/v1/responses", {"input": "x"}),
+    ("/completion", {"prompt": [1, 2], "n_predict": 4}),
+    ("/completions", {"prompt": "x", "stream": True}),
+    ("/infill", {"input_prefix": "x", "input_suffix": "y"}),
+]
+NOT_NAMING: list[tuple[str, dict[str, Any]]] = [
+    ("/api/embed", {"model": "m", "input": "x"}),
+    ("/api/chat", {"model": "m", "messages": []}),
+    ("/api/generate", {"model": "m", "prompt": "x", "context": [1]}),
+    ("/v1/messages", {"messages": USER, "max_tokens": 5}),
+    ("/v1/messages/count_tokens", {"messages": USER}),
+    ("/v1/chat/completions", {"messages": USER, "n": 2}),
+    ("/completion", {"prompt": ["x", "y"]}),
+    ("/v1/embeddings", {"input": "x"}),
+    ("/tokenize", {"content": "x"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), NAMING)
+def test_slotgate_names_slots(path: str, body: dict[str, Any]) -> None:
+    call = call_of(path, body)
+    assert can_name_slot(call)
+    for slot in (0, 2):
+        assert msgspec.json.decode(plan(call, LLAMA, FACTS, slot).outgoing.body)["id_slot"] == slot
+    unnamed = msgspec.json.decode(plan(call, LLAMA, FACTS, None).outgoing.body)
+    assert unnamed.get("id_slot", -1) == -1
+
+
+@pytest.mark.parametrize(("path", "body"), NOT_NAMING)
+def test_where_no_slot_can_be_named(path: str, body: dict[str, Any]) -> None:
+    call = call_of(path, body)
+    assert not can_name_slot(call)
+    if Engine.LLAMA_SERVER in call.engines:
+        assert b"id_slot" not in plan(call, LLAMA, FACTS, 2).outgoing.body
+
+
+def test_an_ollama_is_told_no_slot() -> None:
+    call = call_of("/api/chat", {"model": "m", "messages": USER})
+    assert plan(call, OLLAMA, FACTS, 2).outgoing.body == call.body
 
 
 def test_keys_of_other_case_reach_llama_server_as_they_were_read() -> None:

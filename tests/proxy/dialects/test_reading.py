@@ -1,4 +1,4 @@
-from proxy.dialects.reading import choices, embed_inputs, image_bytes, names, prompts
+from proxy.dialects.reading import choices, embed_inputs, image_bytes, names, output_limit, prompts, whole32
 
 
 def test_choices_as_llama_server_counts_them() -> None:
@@ -6,6 +6,22 @@ def test_choices_as_llama_server_counts_them() -> None:
     assert [choices({"n": value}) for value in given] == [3, 1, 1, 1, 1, 1, 2, 2, 2, 2, 1, 1]
     assert [choices({"n_cmpl": value, "n": 4}) for value in given[:7]] == [3, 1, 1, 1, 1, 4, 2]
     assert choices({}) == 1
+
+
+def test_whole_numbers_as_llama_server_cuts_them() -> None:
+    given = [-4294967295, 4294967297, -1, 2**63 + 1, True, False, 1.9, -0.5, -1.5, 2**31 - 1, -(2**31) - 0.5]
+    assert [whole32(value) for value in given] == [1, 1, -1, 1, 1, 0, 1, 0, -1, 2**31 - 1, -(2**31)]
+    for value in (4294967298.0, -4294967295.0, 3e9, 1e300, 2**64 + 1, -(2**63) - 1):
+        assert whole32(value) == -(2**31)
+
+
+def test_limits_of_answers() -> None:
+    given: list[object] = [3, 2.7, 0, -1, 2**40, True, "3", None]
+    assert [output_limit({"n_predict": value}) for value in given] == [3, 2, None, None, None, None, None, None]
+    assert output_limit({"max_tokens": 5, "max_completion_tokens": 4}) == 4
+    assert output_limit({"max_tokens": None, "max_output_tokens": 6}) == 6
+    assert output_limit({"num_predict": 7, "max_tokens": 5}, "num_predict") == 7
+    assert output_limit({}) is None
 
 
 def test_prompts() -> None:

@@ -60,6 +60,27 @@ def test_a_full_line() -> None:
     )
 
 
+def test_a_client_that_has_enough_open() -> None:
+    found = {}
+    for dialect, (path, body) in CALLS.items():
+        status, _, message = rejection_error(call_of(path, body), Rejection.TENANT_BUSY, "8 requests wait already")
+        found[dialect] = status
+        assert message.endswith("this client has as many requests open as it may: 8 requests wait already")
+    assert found == {Dialect.OLLAMA: 503, Dialect.OPENAI: 429, Dialect.ANTHROPIC: 529, Dialect.LLAMACPP: 503}
+    path, body = CALLS[Dialect.OLLAMA]
+    assert rejection_error(call_of(path, body), Rejection.TENANT_BUSY)[2].startswith(
+        "server busy, please try again.  maximum pending requests exceeded: "
+    )
+
+
+@pytest.mark.parametrize("rejection", [Rejection.NO_MEMORY, Rejection.PREFILLING])
+def test_backends_that_cannot_just_now(rejection: Rejection) -> None:
+    for path, body in CALLS.values():
+        status, _, message = rejection_error(call_of(path, body), rejection, "gpu0: needs 5.1 GB, 3.0 GB are free")
+        assert status == 503
+        assert message.endswith(": gpu0: needs 5.1 GB, 3.0 GB are free")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [

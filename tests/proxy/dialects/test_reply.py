@@ -190,6 +190,7 @@ def test_embeddings() -> None:
     ]
     old = call_of("/api/embeddings", {"model": "embed", "prompt": "a"})
     assert through(EmbedReply(old, fixed_clock), [VECTORS]) == b'{"embedding":[0.6000000238418579,0.8,0.5]}'
+    assert through(EmbedReply(old, fixed_clock), [b'{"data":[{"embedding":[1]}],"usage":null}']) == b'{"embedding":[1]}'
     short = call_of("/api/embed", {"model": "embed", "input": ["a", "b"], "dimensions": 2})
     vectors = msgspec.json.decode(through(EmbedReply(short, fixed_clock), [VECTORS]))["embeddings"]
     assert vectors[0] == pytest.approx([0.6, 0.8])

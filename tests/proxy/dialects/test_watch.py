@@ -36,7 +36,7 @@ COMPLETE = [
     ("ollama/030", marks.ndjson_ended, False, Usage(15, None, 12, 56.518, 17950.025)),
     ("ollama/020", marks.ndjson_ended, False, Usage(13, None, 12, 104.829, 6890.699)),
     ("llama-server/021", marks.done_ended, True, TIMED),
-    ("llama-server/031", marks.completion_ended, True, Usage(4, 3, 8, 5.303, 34.421)),
+    ("llama-server/031", marks.completion_ended, True, Usage(4, 3, 8, 5.303, 34.421, 0)),
     ("llama-server/042", marks.messages_ended, True, Usage(36, 35, 8)),
     ("ollama/074", marks.done_ended, True, Usage(15, None, 8)),
     ("ollama/080", marks.responses_ended, True, Usage(10, 0, 8)),
@@ -87,7 +87,7 @@ def test_streams_of_killed_engines_are_not_complete(name: str, ended: Ended) -> 
     ("name", "usage"),
     [
         ("llama-server/020", Usage(36, 0, 8, 78.332, 37.907)),
-        ("llama-server/030", Usage(4, 0, 8, 13.454, 39.626)),
+        ("llama-server/030", Usage(4, 0, 8, 13.454, 39.626, 0)),
         ("llama-server/032", Usage(1, 0, 8, 5.184, 34.256)),
         ("llama-server/040", Usage(31, 24, 8)),
         ("llama-server/041", Usage(36, 24, 8)),

@@ -1,6 +1,7 @@
 """What the tests of the emulated engine share: a sink that notes, jobs, a client, lines of a stream."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -10,8 +11,8 @@ from proxy.emulated import EmulatedEngine
 from proxy.emulated.engine import SlotEngine
 from proxy.emulated.jobs import Job, Problem
 from proxy.emulated.replies import Wish, plan_reply
-from proxy.emulated.step_times import PRESETS
 from proxy.emulated.text import tokenize
+from scheduler.simulation.engine import EngineSettings
 
 
 class Notes:
@@ -43,8 +44,15 @@ class Notes:
         self.over.set()
 
 
-def make_engine(slots: int = 2, context: int = 512, speed: float = float("inf"), **values: Any) -> SlotEngine:
-    return SlotEngine(slots=slots, context=context, times=PRESETS["4090"], speed=speed, **values)
+def make_engine(
+    slots: int = 2,
+    context: int = 512,
+    speed: float = float("inf"),
+    settings: Mapping[str, Any] | None = None,
+    **values: Any,
+) -> SlotEngine:
+    more = {"single_steps": True, "tells_steps": True, **(settings or {})}
+    return SlotEngine(EngineSettings(slots=slots, context=context, **more), speed=speed, **values)
 
 
 def make_job(prompt: str, tokens: int = 5, **values: Any) -> tuple[Job, Notes]:

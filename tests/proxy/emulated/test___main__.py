@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from proxy.emulated.__main__ import build_parser, main, make_engine
+from scheduler.simulation.step_times import PRESETS
 from tests.real_engine import UnixConnection
 from tests.wait import until_sync
 
@@ -42,8 +43,11 @@ def status(path: Path, method: str = "GET", url: str = "/health", body: bytes | 
 @pytest.mark.parametrize("loop", [[], ["--uvloop"]])
 def test_it_serves_until_sigterm(tmp_path: Path, loop: list[str]) -> None:
     path = tmp_path / "engine.sock"
-    with process("--listen", f"unix:{path}", "--slots", "2", *loop) as started:
-        until_sync(lambda: status(path) == 200, "it answers")
+    address = tmp_path / "address"
+    with process("--listen", f"unix:{path}", "--slots", "2", "--address-file", str(address), *loop) as started:
+        until_sync(address.exists, "it tells its address")
+        assert address.read_text() == f"unix:{path}"
+        assert status(path) == 200
         assert status(path, "POST", "/completion", b'{"prompt": "a", "n_predict": 2}') == 200
         started.terminate()
         assert started.wait(10) == 0
@@ -65,12 +69,16 @@ def test_options_reach_the_engine(tmp_path: Path) -> None:
         [
             *("--api", "ollama", "--model", "a", "--model", "b", "--capabilities", "completion,embedding"),
             *("--speed", "inf", "--answer-tokens", "3-9", "--api-key-file", str(keys), "--card", "h200"),
+            *("--host-cache-tokens", "5000", "--copy-idle-slots", "--kv-unified", "--batch", "64"),
         ]
     )
     options = make_engine(arguments).options
     assert [model.name for model in options.models] == ["a", "b"]
     assert options.models[0].capabilities == ("completion", "embedding")
     assert (options.answer_tokens, options.api_keys, options.speed) == ((3, 9), ("one", "two"), float("inf"))
+    model = options.settings(slots=2, context=100)
+    assert (model.slots, model.context, model.batch, model.times) == (2, 100, 64, PRESETS["h200"])
+    assert (model.host_tokens, model.copies_idle, model.unified) == (5000, True, True)
 
 
 @pytest.mark.parametrize("wrong", [["--speed", "0"], ["--answer-tokens", "0"], ["--api", "other"], ["--card", "3dfx"]])

@@ -14,9 +14,9 @@ def test_a_job_knows_how_far_it_is() -> None:
     assert job.text.count(" ") == 2
 
 
-def test_times_are_counted_from_the_slot_on() -> None:
+def test_times_are_counted_from_the_first_batch_on() -> None:
     job = Job(tokenize("one two"), None, Silent())
-    job.submitted_s, job.started_s, job.now_s = 1.0, 5.0, 5.25
+    job.submitted_s, job.started_s, job.first_batch_s, job.now_s = 1.0, 4.0, 5.0, 5.25
     assert job.prompt_ms == 0.0
     job.processed = 1
     assert job.prompt_ms == 250.0

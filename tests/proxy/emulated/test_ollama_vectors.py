@@ -35,3 +35,16 @@ async def test_a_model_for_text_has_no_vectors(path: str, status: int) -> None:
 async def test_nothing_in_nothing_out() -> None:
     assert (await post("/api/embeddings", prompt="")).json() == {"embedding": []}
     assert (await post("/v1/embeddings", input="")).status_code == 400
+    assert (await post("/api/embed", input="")).json() == {"model": "e", "embeddings": []}
+
+
+async def test_an_empty_text_among_others_has_a_vector() -> None:
+    for texts in (["a", "", "b"], ["", "a", "b"], ["", "", ""]):
+        answer = await post("/api/embed", input=texts)
+        assert [len(vector) for vector in answer.json()["embeddings"]] == [64, 64, 64]
+
+
+async def test_what_is_no_text() -> None:
+    for wrong in (5, ["a", 5], {"a": 1}):
+        answer = await post("/api/embed", input=wrong)
+        assert (answer.status_code, answer.json()) == (400, {"error": "invalid input type"})

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.emulated.text import WORDS, common_prefix, detokenize, embedding, noise, piece_bytes, pseudo_text, tokenize
+from proxy.emulated.text import WORDS, detokenize, embedding, noise, piece_bytes, pseudo_text, tokenize
 
 
 @given(st.text())
@@ -27,14 +27,6 @@ def test_marks_are_one_token() -> None:
 def test_unknown_ids_are_silent() -> None:
     assert detokenize([5, 99, -1, 2**70]) == ""
     assert piece_bytes(1) == b"<|im_start|>"
-
-
-@given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
-def test_common_prefix_is_what_a_loop_finds(one: list[int], other: list[int]) -> None:
-    count = 0
-    while count < min(len(one), len(other)) and one[count] == other[count]:
-        count += 1
-    assert common_prefix(one, other) == count
 
 
 def test_every_word_of_the_pseudo_text_is_one_token() -> None:

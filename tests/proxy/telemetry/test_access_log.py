@@ -56,12 +56,13 @@ def write(path: Path, log_format: str, *lines: AccessLine, at_unix_s: float = 1_
 
 
 def test_json(written: Path) -> None:
-    text = write(written, "json", line())
+    text = write(written, "json", line(predicted_cached_tokens=84, slot=3, tenant="build farm"))
     assert text == (
         '{"time":"2023-11-14T22:13:20.125Z","level":"info","event":"request","termination":"--","status":200,'
         '"outcome":"done","method":"POST","path":"/api/chat","dialect":"ollama","operation":"chat",'
         '"model":"llama3:latest","backend":"gpu-0","queue_ms":0.0,"first_byte_ms":87.7,"total_ms":1234.6,"attempts":1,'
-        '"bytes_in":321,"bytes_out":65536,"prompt_tokens":100,"cached_tokens":80,"output_tokens":56,'
+        '"bytes_in":321,"bytes_out":65536,"prompt_tokens":100,"cached_tokens":80,'
+        '"predicted_cached_tokens":84,"output_tokens":56,"slot":3,"tenant":"build farm",'
         '"client":"10.0.0.7","request":"r-1","detail":""}\n'
     )
 
@@ -98,13 +99,17 @@ def test_console(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         first_byte_ms=None, total_ms=61000.0, attempts=0, prompt_tokens=None, output_tokens=None,
     )  # fmt: skip
     retried = line(attempts=2, cached_tokens=0, detail="after a\nreset")
+    named = line(predicted_cached_tokens=84, slot=3)
+    cold = line(predicted_cached_tokens=0, cached_tokens=None, slot=0)
     start = "22:13:20 200 -- POST /api/chat            llama3:latest            gpu-0          "
     timers = "queue   0.0ms  first  87.7ms  total   1.23s"
     left = "22:13:20 --- CQ POST /api/chat            -                        -              "
-    assert write(written, "console", line(), waiting, retried).splitlines() == [
+    assert write(written, "console", line(), waiting, retried, named, cold).splitlines() == [
         f"{start}{timers}  tokens 100 (80 cached) > 56  10.0.0.7  r-1",
         f"{left}queue  61.00s  first       -  total  61.00s  10.0.0.7  r-1",
         f"{start}{timers}  tokens 100 > 56  attempts 2  10.0.0.7  r-1  after a reset",
+        f"{start}{timers}  tokens 100 (80 cached, 84 predicted) > 56  slot 3  10.0.0.7  r-1",
+        f"{start}{timers}  tokens 100 > 56  slot 0  10.0.0.7  r-1",
     ]
 
 

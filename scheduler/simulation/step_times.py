@@ -38,25 +38,40 @@ PRESETS = {
 }
 
 
-def step_ms(times: StepTimes, decoding: int, decode_context: int, prefill: int, prefill_context: int) -> float:
+def batch_ms(times: StepTimes, decoding: int, decode_context: int, prefill: int, pairs: float) -> float:
     """Milliseconds of one batch.
 
     Args:
         times: the card and model.
         decoding: sequences that each get one token.
         decode_context: tokens that those sequences hold, all together.
-        prefill: prompt tokens computed in the same batch.
-        prefill_context: tokens already held by the sequences whose prompts are computed.
+        prefill: prompt tokens computed in the same batch, of however many prompts.
+        pairs: (prefilled token x token of the same prompt before it) pairs of the batch, see `attention_pairs`.
 
-    Constants: `PRESETS`; the form is linear in the batch with one reading of the weights per microbatch.
+    Constants: `PRESETS`. Prefill is linear in its tokens, with one reading of the weights per microbatch. Decoding in a
+    mixed batch costs what it costs alone: many tokens and few are computed by different kernels, and even so a measured
+    closed loop of short chats (12 in flight, 16 slots) was slower than this model says.
     """
-    if not decoding and not prefill:
-        return 0.0
-    readings = max(1, math.ceil(prefill / times.microbatch))
-    milliseconds = readings * times.fixed_ms + (decoding + prefill) * times.token_ms
+    milliseconds = pairs * times.attention_ms
+    if prefill:
+        milliseconds += math.ceil(prefill / times.microbatch) * times.fixed_ms + prefill * times.token_ms
     if decoding:
+        milliseconds += times.fixed_ms + decoding * times.token_ms
         milliseconds += (decoding - 1) * times.sequence_ms + decode_context * times.context_ms
-    return milliseconds + prefill * (prefill_context + prefill / 2) * times.attention_ms
+    return milliseconds
+
+
+def attention_pairs(prefill: int, context: int) -> float:
+    """(prefilled token x token before it) pairs of one prompt of which `context` tokens are there already."""
+    return prefill * (context + prefill / 2)
+
+
+def step_ms(times: StepTimes, decoding: int, decode_context: int, prefill: int, prefill_context: int) -> float:
+    """Milliseconds of one batch in which at most one prompt is computed; arguments as of `batch_ms`.
+
+    `prefill_context`: tokens of that prompt that are there already.
+    """
+    return batch_ms(times, decoding, decode_context, prefill, attention_pairs(prefill, prefill_context))
 
 
 def prefill_ms(times: StepTimes, tokens: int, batch: int = 512) -> float:

@@ -1,0 +1,66 @@
+"""What each slot of a backend holds, by our account, and what prompts and other slots have in common with it."""
+
+from scheduler.domain import Prompt
+from scheduler.held import Held, Use, overlap, use
+from scheduler.prefix_index import PrefixIndex, holders_of
+
+
+class SlotContents:
+    """Slot number -> what it holds; sets of slots are the bits of an int."""
+
+    def __init__(self, slots: int) -> None:
+        """All slots are empty."""
+        self.held: list[Held | None] = [None] * slots
+        """To be read only: `hold` and `cut` write."""
+        self.index = PrefixIndex()
+
+    def tokens(self, slot: int) -> int:
+        """How much the slot holds."""
+        held = self.held[slot]
+        return held.tokens if held else 0
+
+    def hold(self, slot: int, held: Held | None) -> None:
+        """The slot holds this now; None: nothing that we know of."""
+        before = self.held[slot]
+        self.held[slot] = held
+        if held is None:
+            self.index.drop(slot)
+        elif before is None or before.prompt is not held.prompt:
+            self.index.put(slot, held.prompt)
+
+    def cut(self, slot: int, tokens: int) -> bool:
+        """The slot holds at most so many tokens of what we believed; False: that is nothing new."""
+        held = self.held[slot]
+        if held is None or held.tokens <= tokens:
+            return False
+        self.hold(slot, held._replace(tokens=tokens, counted=False) if tokens > 0 else None)
+        return True
+
+    def uses(self, prompt: Prompt, tokens_per_byte: float, among: int) -> dict[int, Use]:
+        """What a prompt gets from each of some slots that has something in common with it, the deepest first."""
+        uses, prompt_bytes = {}, prompt.size_bytes
+        for group, size_bytes, end in self.index.matches(prompt, among):
+            for slot in holders_of(group):
+                held = self.held[slot]
+                if held is not None:
+                    uses[slot] = use(held, prompt, prompt_bytes, size_bytes, end, tokens_per_byte)
+        return uses
+
+    def shared(self, among: int) -> list[int]:
+        """Per slot: the tokens of its content that the most similar other one of some slots holds too, by whole blocks.
+
+        Slots outside the set, and empty ones, have 0.
+        """
+        shared = [0] * len(self.held)
+        for slot in holders_of(among):
+            held = self.held[slot]
+            if held is None:
+                continue
+            others, size_bytes, end = self.index.shared(slot, among & ~(1 << slot))
+            if end < 0:
+                others &= -others  # short of the whole prompt all of them have the same
+            for number in holders_of(others):
+                other = self.held[number]
+                if other is not None:
+                    shared[slot] = max(shared[slot], overlap(held, other, size_bytes, end))
+        return shared

@@ -1,0 +1,64 @@
+"""`slotgate explain`, golden; and requests of which less is known."""
+
+from collections.abc import Callable
+
+import pytest
+
+from proxy.cli.explain import explanation_text
+from tests.proxy.admin_stand_in import NOW, AdminStandIn, explain_answer
+from tests.proxy.cli.conftest import Slotgate
+
+Golden = Callable[[str, str], None]
+
+
+def test_table(slotgate: Slotgate, golden: Golden, stand_in: AdminStandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.cli.explain.time.time", lambda: NOW)
+    result = slotgate("explain", "r-0")
+    assert (result.exit_code, result.stderr) == (0, "")
+    golden("explain.txt", result.stdout)
+
+
+def test_json(slotgate: Slotgate, golden: Golden, stand_in: AdminStandIn) -> None:
+    golden("explain.json", slotgate("explain", "r-0", "--json").stdout)
+
+
+def test_an_unknown_request(slotgate: Slotgate, stand_in: AdminStandIn) -> None:
+    result = slotgate("explain", "r-7")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert slotgate("explain").exit_code == 2
+
+
+def test_a_request_that_runs_and_of_which_nothing_was_predicted() -> None:
+    answer = explain_answer()
+    answer.decisions = answer.decisions[:1]
+    answer.outcome = answer.answer = answer.request = None
+    answer.decisions[0].slot = answer.decisions[0].predicted_cached_tokens = None
+    text = explanation_text(answer, NOW)
+    assert text.startswith("request r-0: not ended yet\n\ndecision, 1m 15s ago, policy 3: gpu-0, the engine chooses")
+    assert [line.split() for line in text.splitlines()[-3:]] == [
+        ["slot", "-", "-"],
+        ["cached", "tokens", "-", "-"],
+        ["computed", "tokens", "-", "-"],
+    ]
+
+
+def test_a_request_that_no_backend_could_take() -> None:
+    answer = explain_answer()
+    answer.decisions = answer.decisions[:1]
+    answer.decisions[0].ranking = []
+    answer.outcome, answer.answer, answer.request = "rejected", None, None
+    text = explanation_text(answer, NOW)
+    assert "request r-0: rejected\n" in text
+    assert "policy 3: no backend could take it\n" in text
+    assert "PREDICTED" not in text
+    assert [line.rpartition("   ")[2] for line in text.splitlines()[-2:]] == [
+        "no-memory: needs 5.1 GB, 3.0 GB are free",
+        "unknown-model",
+    ]
+
+
+def test_without_rejections_there_is_no_column_for_them() -> None:
+    answer = explain_answer()
+    answer.decisions[1].rejections = {}
+    assert explanation_text(answer, NOW).count("WHY NOT") == 1
+    assert "LOAD" not in explanation_text(answer, NOW)
