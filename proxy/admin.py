@@ -152,7 +152,9 @@ class Admin:
             running=len(scheduler.running()),
             backends=backends,
             warnings=warnings,
-            estimates=scheduler.outlook.estimates.table(),
+            estimates=scheduler.outlook.estimates.table(
+                time.monotonic(), {view.backend.id: view.backend.running_limit for view in views.values()}
+            ),
         )
 
     def _free_bytes(self, backend_id: str) -> int | None:
@@ -175,7 +177,7 @@ class Admin:
                     context_tokens=residency.context_tokens,
                     expires_at_unix_s=residency.expires_at_unix_s,
                     gpu=_gpu(backend.gpu),
-                    slots_busy=min(view.seats_leased + view.seats_elsewhere + view.foreign_busy, backend.slots),
+                    slots_busy=min(view.taken, backend.slots),
                     slots=backend.slots,
                 )
                 for residency in view.residencies

@@ -281,19 +281,19 @@ class PolicyAnswer(msgspec.Struct):
     """What of that file is not in force, and why."""
 
 
-class PolicySet(msgspec.Struct):
+class PolicySet(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /policy/set: keys and values; text is converted to the key's type. All or none."""
 
     set: dict[str, Value]
 
 
-class PolicyChoice(msgspec.Struct):
+class PolicyChoice(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /policy/preset."""
 
     preset: str
 
 
-class PolicyReset(msgspec.Struct):
+class PolicyReset(msgspec.Struct, forbid_unknown_fields=True):
     """Body of POST /policy/reset: the keys; none means all, and the preset too."""
 
     keys: list[str] = []

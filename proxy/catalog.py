@@ -201,7 +201,7 @@ def _slot_entries(view: BackendView, residency: Residency | None) -> list[SlotEn
     context = residency.context_tokens if residency else None
     known = {slot.id: slot for slot in view.slots}
     numbers = sorted(known) or list(range(backend.slots))
-    leased = view.seats_leased + view.seats_elsewhere + view.foreign_busy
+    leased = view.taken
     busy = {number for number in numbers if (slot := known.get(number)) is not None and slot.busy}
     busy = set(sorted(busy)[:leased]) if leased < len(busy) else busy
     for number in reversed(numbers):  # engines take the highest free slot first

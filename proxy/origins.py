@@ -20,6 +20,7 @@ APP_SCHEMES = (
 LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
 ALLOWED_HEADERS = ",".join(
     ["Authorization", "Content-Type", "User-Agent", "Accept", "X-Requested-With", "Openai-Beta", "X-Api-Key"]
+    + ["X-Slotgate-Priority"]
     + ["Anthropic-Version", "Anthropic-Beta", "Anthropic-Dangerous-Direct-Browser-Access"]
     + [
         f"X-Stainless-{name}"

@@ -279,7 +279,7 @@ class PolicyDocument:
 
 def _usable(version: object) -> int:
     """A version that was read, if it is one and others can come after it; 0 otherwise."""
-    return version if type(version) is int and 0 < version < LAST_VERSION else 0
+    return version if type(version) is int and 0 < version <= LAST_VERSION else 0
 
 
 def _numbered(kept: Kept, values: Mapping[str, Value]) -> Kept:
@@ -287,4 +287,4 @@ def _numbered(kept: Kept, values: Mapping[str, Value]) -> Kept:
     digest = hashlib.sha256(msgspec.json.encode(sorted(values.items()))).hexdigest()[:16]
     if digest == kept.digest:
         return kept
-    return msgspec.structs.replace(kept, version=kept.version + 1, digest=digest)
+    return msgspec.structs.replace(kept, version=kept.version % LAST_VERSION + 1, digest=digest)

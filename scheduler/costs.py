@@ -21,7 +21,7 @@ def prefill(_view: BackendView, case: Case, fit: Fit) -> float:
 
 def stall(view: BackendView, case: Case, fit: Fit) -> float:
     """That computing delays each request that runs there."""
-    return case.policy.prefill_weight * case.policy.stall_weight * fit.prefill_ms * _taken(view)
+    return case.policy.prefill_weight * case.policy.stall_weight * fit.prefill_ms * view.taken
 
 
 def pending(_view: BackendView, case: Case, fit: Fit) -> float:
@@ -31,7 +31,7 @@ def pending(_view: BackendView, case: Case, fit: Fit) -> float:
 
 def active(view: BackendView, case: Case, _fit: Fit) -> float:
     """Each request that runs there slows this one, and is slowed by it."""
-    return case.policy.active_ms * _taken(view)
+    return case.policy.active_ms * view.taken
 
 
 def loss(_view: BackendView, case: Case, fit: Fit) -> float:
@@ -40,7 +40,7 @@ def loss(_view: BackendView, case: Case, fit: Fit) -> float:
 
 
 def copies(_view: BackendView, case: Case, fit: Fit) -> float:
-    """The engine copies what slots hold to and from host memory."""
+    """What passes before the first token beside computing: copies to and from host memory, above all."""
     return case.policy.prefill_weight * fit.copy_ms
 
 
@@ -57,10 +57,6 @@ def suspect(view: BackendView, case: Case, _fit: Fit) -> float:
 def cooling(view: BackendView, case: Case, _fit: Fit) -> float:
     """It failed just now. Only seen where the panic rule of `decide.decide` let a cooling backend through."""
     return case.policy.cooling_ms if case.now_s < view.cooling_until_s else 0.0
-
-
-def _taken(view: BackendView) -> int:
-    return view.seats_leased + view.seats_elsewhere + view.foreign_busy
 
 
 TERMS: dict[str, Term] = {

@@ -261,10 +261,14 @@ class BackendView(msgspec.Struct, frozen=True):
     """Id of a waiting request for several seats that the free seats are kept for; empty: for anyone."""
 
     @property
+    def taken(self) -> int:
+        """Seats in use, whoever uses them."""
+        return self.seats_leased + self.seats_elsewhere + self.foreign_busy
+
+    @property
     def room(self) -> int:
         """Seats free under the running limit; never negative."""
-        taken = self.seats_leased + self.seats_elsewhere + self.foreign_busy
-        return max(0, self.backend.running_limit - taken)
+        return max(0, self.backend.running_limit - self.taken)
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ counts alike whatever its size. How single values are learned is in `learning`.
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Mapping
 from math import exp, log
 from typing import TypeGuard
 
@@ -44,17 +45,17 @@ class EstimateRow(msgspec.Struct, frozen=True):
     step_ms_1: float
     """Time per output token, one request running."""
     step_ms_at_limit: float
-    """The same with as many running as `running_limit` last allowed."""
+    """The same with as many running as the backend's running limit allows."""
     limit: int
-    """That number; 1 if nobody asked."""
+    """That limit."""
     copy_ms: float
     output_tokens: float
     """Of any tenant's answers."""
     tokens_per_byte: float
     samples: int
     """Answers that told times. 0: all is prior."""
-    learned_s: float | None
-    """When the last of them came."""
+    learned_s_ago: float | None
+    """Since the last of them came; None: none did."""
     source: str
     """Of the prior."""
 
@@ -215,10 +216,11 @@ class Estimates:
         for key in [key for key in self._pairs if key[0] == backend_id]:
             del self._pairs[key]
 
-    def table(self) -> list[EstimateRow]:
-        """What is believed, by backend and model."""
+    def table(self, now_s: float, limits: Mapping[str, int]) -> list[EstimateRow]:
+        """What is believed, by backend and model; `limits`: the running limit of each backend."""
         return [
-            self._row(backend_id, model, pair) for (backend_id, model), pair in sorted(self._pairs.items(), key=_name)
+            self._row(backend_id, model, pair, now_s, limits.get(backend_id, 1))
+            for (backend_id, model), pair in sorted(self._pairs.items(), key=_name)
         ]
 
     def _fallback(self, backend_id: str) -> _Pair:
@@ -233,13 +235,13 @@ class Estimates:
             keep(self._outputs, key, known, KEPT_ANSWERS)
             known.learn(tokens)
 
-    def _row(self, backend_id: str, model: str, pair: _Pair) -> EstimateRow:
+    def _row(self, backend_id: str, model: str, pair: _Pair, now_s: float, limit: int) -> EstimateRow:
         output = self._outputs.get((model, None, None))
-        limit = max(1, pair.limit)
+        ago_s = None if pair.learned_s is None else now_s - pair.learned_s
         return EstimateRow(
             backend_id, model, 1024 / max(_LEAST, pair.prefill_ms(1024, 0)) * 1000, pair.steps.at(1),
             pair.steps.at(limit), limit, pair.copy_ms, output.value if output else PRIOR_OUTPUT_TOKENS,
-            self.tokens_per_byte(model), pair.samples, pair.learned_s, pair.rates.source,
+            self.tokens_per_byte(model), pair.samples, ago_s, pair.rates.source,
         )  # fmt: skip
 
 

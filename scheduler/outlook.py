@@ -46,7 +46,7 @@ class Fit(msgspec.Struct, frozen=True):
     pending_ms: float = 0.0
     """Prompts that are being computed there."""
     copy_ms: float = 0.0
-    """What the engine copies to and from host memory per request, as learned."""
+    """What passes per request before the first token beside computing, as learned: copies, above all."""
 
 
 NOTHING = Fit()
@@ -103,8 +103,7 @@ class Outlook:
         named = self.may_name(view, request, case.policy)
         if not named:
             reuses = [self._engines_choice(reuses)]
-        taken = view.seats_leased + view.seats_elsewhere + view.foreign_busy
-        reuse, prefill_ms, loss_ms = self._best(reuses, backend.id, case, taken)
+        reuse, prefill_ms, loss_ms = self._best(reuses, backend.id, case, view.taken)
         slot = reuse.slot if named else None
         return Fit(slot, reuse.reused_tokens, reuse.fresh_tokens, prefill_ms, loss_ms, pending_ms, copy_ms)
 
@@ -222,7 +221,7 @@ class Outlook:
         }
         if not ends or request.prompt is None:
             return inf
-        taken = max(0, view.seats_leased + view.seats_elsewhere + view.foreign_busy - 1)
+        taken = max(0, view.taken - 1)
         stall = policy.prefill_weight * (1.0 + policy.stall_weight * taken)
         beside = policy.active_ms * taken
         best = inf

@@ -15,6 +15,15 @@ Value = bool | int | float | str
 
 DEFAULT = "balanced"
 
+_PLAIN: dict[str, Value] = {
+    "pending_weight": 0.0,
+    "loss_weight": 0.0,
+    "choose_slot": False,
+    "order": "fcfs",
+    "hold_s": 0.0,
+}
+"""What rules without a picture of slots have in common."""
+
 PRESETS: dict[str, dict[str, Value]] = {
     "balanced": {},
     "latency": {"age_credit": 2.0, "stall_weight": 1.0, "token_target_ms": 30.0},
@@ -22,11 +31,7 @@ PRESETS: dict[str, dict[str, Value]] = {
     "lmetric": {
         "active_ms": 0.001,
         "stall_weight": 1.0,
-        "pending_weight": 0.0,
-        "loss_weight": 0.0,
-        "choose_slot": False,
-        "order": "fcfs",
-        "hold_s": 0.0,
+        **_PLAIN,
     },
     "sticky": {
         "stall_weight": 0.0,
@@ -38,21 +43,13 @@ PRESETS: dict[str, dict[str, Value]] = {
     "least-busy": {
         "prefill_weight": 0.0,
         "stall_weight": 0.0,
-        "pending_weight": 0.0,
-        "loss_weight": 0.0,
-        "choose_slot": False,
-        "order": "fcfs",
-        "hold_s": 0.0,
+        **_PLAIN,
     },
     "round-robin": {
         "active_ms": 0.0,
         "prefill_weight": 0.0,
         "stall_weight": 0.0,
-        "pending_weight": 0.0,
-        "loss_weight": 0.0,
-        "choose_slot": False,
-        "order": "fcfs",
-        "hold_s": 0.0,
+        **_PLAIN,
     },
 }
 """By name, the one to start with first. In `lmetric` the tiny `active_ms` only separates backends of equal product."""

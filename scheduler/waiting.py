@@ -103,9 +103,9 @@ class Queue:
         """The ticket whose turn it is; the queue must not be empty."""
         return self._tickets[0]
 
-    def first(self, count: int) -> list[Ticket]:
-        """The first tickets."""
-        return self._tickets[:count]
+    def before(self, order: int) -> int:
+        """How many tickets stand before a place."""
+        return bisect_left(self._tickets, order, key=_order)
 
     def push(self, ticket: Ticket) -> None:
         """Take a ticket in, at the place of its order."""
@@ -113,7 +113,7 @@ class Queue:
 
     def drop(self, ticket: Ticket) -> None:
         """Let a ticket go, wherever it stands."""
-        del self._tickets[bisect_left(self._tickets, ticket.order, key=_order)]
+        del self._tickets[self.before(ticket.order)]
 
 
 class Group:
@@ -168,7 +168,7 @@ class WaitingLine:
         """How many waiting tickets are likely to go before this one: of higher priority, or older."""
         rank, order = ticket.rank, ticket.order
         return sum(
-            len(queue) if queue.lane.rank < rank else bisect_left(queue.first(len(queue)), order, key=_order)
+            len(queue) if queue.lane.rank < rank else queue.before(order)
             for group in self.groups.values()
             for queue in group.queues.values()
             if queue.lane.rank <= rank

@@ -31,7 +31,8 @@ def simulate(
         str, typer.Option(metavar="NAME", help="chat, rag, hot, unique, agent, burst or greedy.")
     ] = "chat",
     rate: Annotated[
-        float | None, typer.Option(min=0.001, help="Sessions per second. Default: 1; of a trace: as recorded.")
+        float | None,
+        typer.Option(min=0.001, max=1000, help="Sessions per second. Default: 1; of a trace: as recorded."),
     ] = None,
     slots: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Of each engine. Default: 16; as-shipped: 4.")
@@ -43,7 +44,7 @@ def simulate(
         str, typer.Option(metavar="NAME", help="tuned: without host cache; as-shipped: llama-server's defaults.")
     ] = "tuned",
     duration: Annotated[
-        float | None, typer.Option(min=1, help="Seconds of arrivals. Default: 900; of a trace: all.")
+        float | None, typer.Option(min=1, max=1e6, help="Seconds of arrivals. Default: 900; of a trace: all.")
     ] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change the presets; repeat it for more.")

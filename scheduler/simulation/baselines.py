@@ -4,6 +4,7 @@ All but `CentralQueue` bind early: a request goes to a backend when it arrives, 
 need be. Each tells its effective settings, for a figure without them means nothing.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import inf
 from typing import Protocol
@@ -151,7 +152,7 @@ class CacheAware:
         return self._believed
 
 
-class Scored:
+class Scored(ABC):
     """A router that gives each backend a cost and takes the least; by its own tree of what it sent where."""
 
     settings = ""
@@ -161,9 +162,9 @@ class Scored:
         self._tree = ApproximateTree(lifetime_ms)
         self._believed = 0
 
+    @abstractmethod
     def costs(self, prompt_tokens: int, matches: list[int], loads: list[Load]) -> list[tuple[float, ...]]:
         """One cost per backend: the least one wins, the first among equals."""
-        raise NotImplementedError
 
     def choose(self, prompt: Chain, loads: list[Load], now_ms: float) -> int | None:
         """The backend of least cost."""

@@ -65,11 +65,10 @@ async def test_refusals_say_what_would_be_right(tmp_path: Path) -> None:
             await ask(tmp_path, lambda admin: admin.reset_policy(["x"]))
         transport = httpx.AsyncHTTPTransport(uds=str(tmp_path / "state" / "admin.sock"))
         async with httpx.AsyncClient(transport=transport, base_url="http://slotgate") as client:
-            answers = [
-                await client.post("/policy/set", content=body) for body in (b"", b"{", b"[]", b'{"set": {"x": []}}')
-            ]
+            bodies = (b"", b"{", b"[]", b'{"set": {"x": []}}', b'{"set": {}, "keys": []}')
+            answers = [await client.post("/policy/set", content=body) for body in bodies]
         assert in_force(running) == Policy(version=1)
-    assert [answer.status_code for answer in answers] == [400] * 4
+    assert [answer.status_code for answer in answers] == [400] * 5
     assert "not the JSON that /policy/set takes" in answers[1].json()["error"]
 
 

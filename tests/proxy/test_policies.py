@@ -151,7 +151,10 @@ def test_parts_of_the_file_that_are_wrong_are_left_out_and_told(tmp_path: Path) 
         (b"version = 7\n[set\n", 8),
         (b"version = 123456\n[set\n", 123_457),
         (b"version = 999998\n[set\n", 999_999),
+        (b"version = 999999\n[set\n", 1_000_000),
         (b"version = 1000000\n[set\n", 1),
+        (b"a = " + b"[" * 5000 + b"]" * 5000, 1),
+        (b"version = " + b"1" * 5000, 1),
         (b"version = 9999999\n[set\n", 1),
         (b"version = 10000000\n[set\n", 1),
         (b"\xff\xfe", 1),
@@ -167,6 +170,15 @@ def test_a_file_that_was_edited_badly_keeps_nobody_from_serving(tmp_path: Path, 
     policies = document(tmp_path)
     assert policies.policy == Policy(version=version)
     assert document(tmp_path).policy.version == version
+
+
+def test_versions_come_round(tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text("version = 999999\n")
+    policies = document(tmp_path)
+    assert policies.policy.version == 1_000_000
+    policies.set({"hold_s": 0.5})
+    assert policies.policy == Policy(version=1, hold_s=0.5)
+    assert document(tmp_path).policy == policies.policy
 
 
 def test_a_file_that_is_no_toml_is_kept_aside(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_model_without_a_prior_has_that_of_its_backend_and_else_that_of_an_unk
 
     assert estimates.prefill_ms("a", "x", 512) == pytest.approx(prefill_ms(RATES, 512, 0))
     assert estimates.prefill_ms("b", "x", 512) == pytest.approx(prefill_ms(rates_for(""), 512, 0))
-    assert estimates.table() == []
+    assert estimates.table(0.0, {}) == []
 
 
 def test_what_was_learned_begins_at_the_prior_of_the_backend() -> None:
@@ -302,7 +302,7 @@ def test_memory_is_bounded_and_the_oldest_goes() -> None:
     for number in range(KEPT_ANSWERS):
         learn(estimates, Measured(output_tokens=9), tenant=f"t{number}")
 
-    assert len(estimates.table()) == KEPT
+    assert len(estimates.table(0.0, {})) == KEPT
     assert estimates.step_ms("b0", "m0", 1) == estimates.step_ms("nobody", "m0", 1)
     kept = (estimates._pairs, estimates._backends, estimates._outputs, estimates._tokens_per_byte)
     assert [len(part) for part in kept] == [KEPT, KEPT, KEPT_ANSWERS, 0]
@@ -313,21 +313,20 @@ def test_a_backend_that_left_is_forgotten(estimates: Estimates) -> None:
     estimates.forget("a")
     estimates.forget("nobody")
 
-    assert [row.backend_id for row in estimates.table()] == ["b"]
+    assert [row.backend_id for row in estimates.table(0.0, {})] == ["b"]
     assert estimates.step_ms("a", "m", 1) == pytest.approx(rates_for("").step_first_ms)
 
 
 def test_the_table_tells_what_is_believed(estimates: Estimates) -> None:
     estimates.prior("b", "m", TRUTH)
-    estimates.running_limit("a", "m", 4, 50.0)
     learn(estimates, Measured(output_tokens=256, output_ms=255 * 7.1))
-    first, second = estimates.table()
+    first, second = estimates.table(7.0, {"a": 4})
 
-    assert (first.backend_id, first.model, first.limit, first.samples, first.learned_s) == ("a", "m", 4, 1, 5.0)
+    assert (first.backend_id, first.model, first.limit, first.samples, first.learned_s_ago) == ("a", "m", 4, 1, 2.0)
     assert first.prefill_tokens_per_s == pytest.approx(1024 / prefill_ms(RATES, 1024, 0) * 1000)
     assert (first.step_ms_1, first.step_ms_at_limit) == pytest.approx((7.1, 7.1 + 3 * 0.6))
     assert (first.output_tokens, first.tokens_per_byte, first.copy_ms) == (256.0, 0.25, 0.0)
-    assert (second.backend_id, second.limit, second.samples, second.learned_s) == ("b", 1, 0, None)
+    assert (second.backend_id, second.limit, second.samples, second.learned_s_ago) == ("b", 1, 0, None)
     assert second.source == "made up"
     assert msgspec.json.decode(msgspec.json.encode(first))["step_ms_1"] == pytest.approx(7.1)
 
@@ -355,7 +354,7 @@ def test_whatever_is_reported_estimates_are_finite_and_not_negative(
     for measured, running, prompt_bytes, limit in answers:
         learn(estimates, measured, running, prompt_bytes=prompt_bytes, limit=limit)
     estimates.running_limit("a", "m", 16, 50.0)
-    row = estimates.table()[0]
+    row = estimates.table(0.0, {})[0]
     believed = [
         estimates.prefill_ms("a", "m", 1),
         estimates.prefill_ms("a", "m", 100_000, 100_000),

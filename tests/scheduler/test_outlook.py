@@ -314,7 +314,7 @@ def test_a_backend_that_left_is_forgotten() -> None:
     assert room.outlook.mirrors("a") == {}
     assert not room.outlook._reserved
     assert not room.outlook._unnamed
-    assert not any(row.backend_id == "a" for row in room.outlook.estimates.table())
+    assert not any(row.backend_id == "a" for row in room.outlook.estimates.table(0.0, {}))
 
 
 # How fast a card is thought to be

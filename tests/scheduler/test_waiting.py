@@ -143,8 +143,8 @@ def test_how_many_go_before() -> None:
     assert {order: line.before(waiting) for order, waiting in tickets.items()} == {1: 1, 2: 2, 3: 0, 4: 4, 5: 3}
 
 
-def test_the_first_of_a_queue() -> None:
+def test_how_many_of_a_queue_stand_before_a_place() -> None:
     line = WaitingLine()
-    for number in (3, 1, 2):
+    for number in (3, 1, 5):
         line.add(ticket(number))
-    assert [waiting.order for waiting in only(line).first(2)] == [1, 2]
+    assert [only(line).before(order) for order in (0, 1, 2, 5, 6)] == [0, 0, 1, 2, 3]

@@ -122,6 +122,8 @@ def test_too_few_requests(slotgate: Slotgate) -> None:
         (("--trace=x",), "known: mooncake, azure, lmcache"),
         (("--plot=x.pdf",), "must end in .png or .svg"),
         (("--rate=0",), "--rate"),
+        (("--rate=inf",), "--rate"),
+        (("--duration=inf",), "--duration"),
     ],
 )
 def test_wrong_usage(slotgate: Slotgate, arguments: tuple[str, ...], message: str) -> None:
