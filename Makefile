@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 LOCK := --upgrade --universal --python-version 3.11 --generate-hashes --no-header
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test check format lock bench-relay bench-routing slow clean
+.PHONY: help demo test check format lock bench-relay bench-routing bench-live bench-proxies bench-restarts slow clean
 
 help: ## show this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.demo ## two real engines on the CPU, the proxy and 12 chats; ONCE=1 stops after the table
 	@$(BIN)/slotgate demo $(if $(ONCE),--once) $(if $(LISTEN),--listen=$(LISTEN))
@@ -37,6 +37,15 @@ bench-relay: $(VENV)/.test ## CPU and latency beside nginx, in one run; ends wit
 
 bench-routing: $(VENV)/.test ## routing beside other routers, on emulated cards; SEEDS=N; ends with one JSON line
 	$(BIN)/python -m tests.bench.routing $(if $(SEEDS),--seeds=$(SEEDS))
+
+bench-live: $(VENV)/.test ## routing beside nginx in real time, on emulated engines; ends with one JSON line
+	$(BIN)/python -m tests.bench.live
+
+bench-proxies: $(VENV)/.test ## four proxies beside one, killed proxies, a killed store; ends with one JSON line
+	$(BIN)/python -m tests.bench.proxies
+
+bench-restarts: $(VENV)/.test ## workers restarted under 200 streams; ends with one JSON line
+	$(BIN)/python -m tests.bench.restarts
 
 lock: $(VENV)/.test ## pin the newest versions that pyproject.toml and tests/requirements.in allow
 	$(BIN)/uv pip compile -q $(LOCK) --extra embedded -o requirements.lock pyproject.toml

@@ -32,6 +32,7 @@ from proxy.dispatcher import Dispatcher
 from proxy.listener import unix_socket
 from proxy.requests import RequestBook
 from proxy.tasks import Tasks
+from proxy.workers.answers import WorkersAdmin
 from scheduler.domain import BackendView, Gpu
 from scheduler.names import canonical, short
 
@@ -47,6 +48,7 @@ class Admin:
         store: Callable[[], StoreStatus],
         listen: Callable[[], str],
         policy: AdminPolicy,
+        workers: WorkersAdmin,
     ) -> None:
         self._dispatcher = dispatcher
         self._fleet = fleet
@@ -54,6 +56,7 @@ class Admin:
         self._store = store
         self._listen = listen
         self._policy = policy
+        self._workers = workers
         self._started_s = time.monotonic()
         self._tasks = Tasks()
         self._runner: web.AppRunner | None = None
@@ -66,7 +69,7 @@ class Admin:
         Raises:
             ListenError: the socket cannot be made there, or another slotgate listens on it.
         """
-        app = web.Application()
+        app = web.Application(middlewares=self._workers.middlewares)
         app.router.add_get(admin_api.STATUS, self._status)
         app.router.add_get(admin_api.PS, self._ps)
         app.router.add_get(admin_api.MODELS, self._models)
@@ -76,6 +79,7 @@ class Admin:
         app.router.add_post(admin_api.undrain_path("{name}"), self._undrain)
         app.router.add_post(admin_api.restart_path("{name}"), self._restart)
         self._policy.add_routes(app.router)
+        self._workers.add_routes(app.router)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         server = self._runner.server
@@ -255,7 +259,9 @@ class Admin:
         if known is None:
             return self._unknown(name)
         if not known.managed:
-            error = f"{name} is external: slotgate did not start it and cannot restart it; restart it where it runs"
+            external = f"{name} is external: slotgate did not start it and cannot restart it; restart it where it runs"
+            theirs = f"{name} is looked after by the proxy {known.owner} on box {known.box}: restart it there"
+            error = theirs if known.owner else external
             return as_json(ErrorAnswer(error), HTTPStatus.CONFLICT)
         view = self._views().get(name)
         answer = RestartAnswer(name, known.state, _seats_taken(view) if view else 0)

@@ -19,10 +19,12 @@ POLICY = "/policy"
 POLICY_SET = "/policy/set"
 POLICY_PRESET = "/policy/preset"
 POLICY_RESET = "/policy/reset"
+WORKERS = "/workers"
+WORKERS_RESTART = "/workers/restart"
 
 
 def explain_path(request_id: str) -> str:
-    """GET: why a request ran where it did. Answered by `ExplainAnswer`, or 404 and `ErrorAnswer`."""
+    """GET: why a request ran where it did. Answered by `explained.ExplainAnswer`, or 404 and `ErrorAnswer`."""
     return f"/requests/{request_id}/explain"
 
 
@@ -109,6 +111,50 @@ class StoreStatus(msgspec.Struct):
     """Without its password."""
     up: bool
     embedded: bool
+    fleet: str = ""
+    """Name of the fleet in it."""
+    proxies: int = 1
+    """Proxies of the fleet that are there, this one included; with workers each of them, and the main process."""
+    trouble: str = ""
+    """Why it is not used now, and what to do; empty: it is."""
+
+
+class WorkerStatus(msgspec.Struct):
+    """One process that serves clients."""
+
+    number: int
+    pid: int
+    state: str
+    """starting, serving, retiring (finishes what it has), or down (started again soon; its pid is 0)."""
+    uptime_s: float
+    warm: bool
+    """It saw all backends when it began to serve."""
+    connections: int = 0
+    """Of clients."""
+    running: int = 0
+    """Seats taken by its requests."""
+    waiting: int = 0
+    requests: int = 0
+    """Requests that it is answering, those included that wait."""
+    served: int = 0
+    """Requests that it has answered."""
+    restarts: int = 0
+    """Times that this worker died and was started again."""
+
+
+class WorkersAnswer(msgspec.Struct):
+    """GET /workers, and POST /workers/restart, which begins to replace one after the other; 409 and `ErrorAnswer` where
+    that cannot be.
+    """
+
+    workers: list[WorkerStatus]
+    """Empty: one process does everything (workers = 1)."""
+    restarting: bool = False
+    """They are being replaced now."""
+    replaced: int = 0
+    """How many were, in the restart that is going on or was the last."""
+    problem: str = ""
+    """Why that restart ended early; the others go on as they were."""
 
 
 class StatusAnswer(msgspec.Struct):
@@ -127,6 +173,8 @@ class StatusAnswer(msgspec.Struct):
     warnings: list[str] = []
     estimates: list[EstimateRow] = []
     """What was learned of each model on each backend, and what is thought until then."""
+    workers: list[WorkerStatus] = []
+    """The processes that serve clients; empty: this one does (workers = 1)."""
 
 
 class LoadedModel(msgspec.Struct):
@@ -217,6 +265,11 @@ class RecentRequest(msgspec.Struct):
     slot: int | None = None
     """The slot that it ran on, as far as known."""
     tenant: str = ""
+    priority: str = "normal"
+    position: int | None = None
+    """Its place in line when it began to wait, 1 for the next; None: it never did."""
+    expected_wait_s: float | None = None
+    """How long it would probably wait, then."""
 
 
 class RecentAnswer(msgspec.Struct):
@@ -314,64 +367,6 @@ class PolicyChangedAnswer(msgspec.Struct):
     version: int
     preset: str
     changes: list[PolicyChange]
-
-
-class ExplainedCandidate(msgspec.Struct):
-    """A backend that could have run the request."""
-
-    backend: str
-    cost_ms: float
-    """Milliseconds of GPU time: the sum of `terms_ms`."""
-    terms_ms: dict[str, float]
-    slot: int | None = None
-    """The idle slot that it would have got; None: the engine's choice."""
-    reused_tokens: int = 0
-    """Tokens of the prompt expected to be cached there."""
-    fresh_tokens: int = 0
-    """Tokens of the prompt expected to be computed there."""
-
-
-class ExplainedDecision(msgspec.Struct):
-    """One decision about a request, as it was made."""
-
-    at_unix_s: float
-    policy_version: int
-    ranking: list[ExplainedCandidate]
-    """Best first; empty: no backend could take it."""
-    rejections: dict[str, str]
-    """Backend -> why it could not."""
-    slot: int | None = None
-    """The slot that the request was sent to; None: the engine's choice, or not sent."""
-    predicted_cached_tokens: int | None = None
-    details: dict[str, str] = {}
-    """Backend -> the numbers behind its rejection, where there are any."""
-
-
-class ExplainedAnswer(msgspec.Struct):
-    """What an answer cost, as the engine told; None where it did not."""
-
-    prompt_tokens: int | None = None
-    cached_tokens: int | None = None
-    output_tokens: int | None = None
-    prompt_ms: float | None = None
-    output_ms: float | None = None
-    first_byte_ms: float | None = None
-    """From sending the request to the first byte of its answer."""
-    slot: int | None = None
-
-
-class ExplainAnswer(msgspec.Struct):
-    """GET explain: why a request ran where it did, and what came of it."""
-
-    id: str
-    decisions: list[ExplainedDecision]
-    """Oldest first: one for each attempt, and one for a refusal."""
-    outcome: str | None = None
-    """As in `RecentRequest`; None while it waits or runs."""
-    ended_at_unix_s: float | None = None
-    answer: ExplainedAnswer | None = None
-    request: RecentRequest | None = None
-    """How it ended, while that is remembered."""
 
 
 class ErrorAnswer(msgspec.Struct):

@@ -14,7 +14,6 @@ from proxy import admin_api
 from proxy.admin_api import (
     DrainAnswer,
     ErrorAnswer,
-    ExplainAnswer,
     ModelsAnswer,
     PolicyAnswer,
     PolicyChangedAnswer,
@@ -26,7 +25,9 @@ from proxy.admin_api import (
     RecentRequest,
     RestartAnswer,
     StatusAnswer,
+    WorkersAnswer,
 )
+from proxy.explained import ExplainAnswer
 from scheduler.presets import Value
 
 Answer = TypeVar("Answer")
@@ -76,6 +77,14 @@ class AdminClient:
     def restart(self, backend: str) -> RestartAnswer:
         """Begin to end a backend's engine and to start it again."""
         return self._ask("POST", admin_api.restart_path(quote(backend, safe="")), RestartAnswer)
+
+    def workers(self) -> WorkersAnswer:
+        """The processes that serve clients."""
+        return self._ask("GET", admin_api.WORKERS, WorkersAnswer)
+
+    def restart_workers(self) -> WorkersAnswer:
+        """Begin to replace one after the other."""
+        return self._ask("POST", admin_api.WORKERS_RESTART, WorkersAnswer)
 
     def policy(self) -> PolicyAnswer:
         """The policy in force."""

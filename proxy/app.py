@@ -1,6 +1,7 @@
 """Composition root: builds and wires everything, starts it in order and stops it in order. Owns no behaviour itself.
 
-Start: address, store, admin, engines. Stop: no new connections, drain, engines, store. A second signal ends at once.
+Start: address, store, admin, engines, clients. Stop: no new connections, drain, engines, store. A second signal ends
+at once. With `workers` above 1 this is the main process, which leaves clients to them, or one of the workers.
 """
 
 import asyncio
@@ -8,42 +9,38 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import structlog
-import uvloop
 
 from proxy import __version__
 from proxy.admin import Admin
 from proxy.admin_api import StoreStatus
 from proxy.admin_policy import AdminPolicy
-from proxy.backends.fleet import Fleet
-from proxy.backends.launch import LaunchError
 from proxy.backends.statedir import StateDirError
-from proxy.catalog import Catalog
-from proxy.config import Config, LimitsConfig, Paths, resolve
+from proxy.clients import ClientSide
+from proxy.config import Config, Paths
 from proxy.config_sources import ConfigError, LoadedConfig
 from proxy.dispatcher import Dispatcher
 from proxy.endpoint import shown_url
-from proxy.inference import Inference
 from proxy.journal import Journal
-from proxy.listener import ListenError, is_loopback, open_sockets, shown
-from proxy.origins import Origins
+from proxy.listener import close_all, open_groups, shown
+from proxy.membership import Membership
 from proxy.policies import FILE as POLICY_FILE
 from proxy.policies import PolicyDocument
-from proxy.pools import Pools
-from proxy.relay import Frontend, Sweeper
+from proxy.relay import Frontend
 from proxy.requests import RequestBook
-from proxy.server import Server
-from proxy.store import EmbeddedStore, LostLease, Store, StoreStartError
+from proxy.store import EmbeddedStore, LostLease, Store
 from proxy.systemd import Notifier, inherited_sockets
 from proxy.tasks import Tasks
 from proxy.telemetry.access_log import AccessLog
-from proxy.telemetry.logging import configure, log_format, standard_output
-from proxy.tenancy import Tenancy
+from proxy.workers.answers import WorkersAdmin
+from proxy.workers.crew import Crew
+from proxy.workers.duty import Duty
+from proxy.workers.orders import Alive
+from proxy.workers.post import Post
 from scheduler import events
 from scheduler.core import Scheduler
 from scheduler.domain import BackendView, Health
@@ -52,41 +49,22 @@ log = structlog.get_logger("slotgate")
 
 ENGINE_GRACE_S = 10.0
 """After draining, engines get this long between SIGTERM and SIGKILL."""
-CUT_S = 1.0
-"""Requests that the stop cuts get this long to tell their clients."""
-SHUTDOWN_S = 0.1
-"""Then what is left of the connections gets this long."""
 STATUS_EVERY_S = 5.0
 """How often systemd's status line is refreshed."""
 
-START_ERRORS = (ListenError, StoreStartError, LaunchError, StateDirError, TimeoutError, OSError, ValueError)
-"""What may be wrong with the machine or the configuration at start; everything else is a bug and gets its traceback."""
-
-
-def run(loaded: LoadedConfig, reload: Callable[[], LoadedConfig]) -> int:
-    """Serve until a signal; returns the process's exit status. `reload` finds the configuration anew, for SIGHUP."""
-    output, on_terminal, colors = standard_output()
-    form = log_format(loaded.config.log, on_terminal=on_terminal)
-    configure(loaded.config.log, output, format_=form, colors=colors)
-    access_log = AccessLog(output, form) if loaded.config.log.requests else None
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(App(loaded.config, resolve(loaded.config, os.environ), access_log, reload).serve())
-    except START_ERRORS as error:
-        output.close()
-        sys.stderr.write(f"slotgate: {error}\n")
-        return 1
-    finally:
-        output.close()
-    return 0
-
 
 class App:
-    """One proxy."""
+    """One proxy: the only process of its box, the main one, or a worker."""
 
     def __init__(
-        self, config: Config, paths: Paths, access_log: AccessLog | None, reload: Callable[[], LoadedConfig]
+        self,
+        config: Config,
+        paths: Paths,
+        access_log: AccessLog | None,
+        reload: Callable[[], LoadedConfig],
+        post: Post | None = None,
     ) -> None:
+        """`post`: what a worker speaks to the main process by."""
         self._config = config
         self._find_config = reload
         self._paths = paths
@@ -95,29 +73,44 @@ class App:
         self.serving = False
         self.listen = ""
         """The address that is really bound; stays known while the proxy drains."""
+        self._reload_due = False
+        """A SIGHUP came before it was of use."""
         self._notifier = Notifier()
         self._tasks = Tasks()
-        self._sockets: list[socket.socket] = []
+        self._groups: list[list[socket.socket]] = []
+        self._own_sockets = False
+        """They were opened here."""
+        self._crew: Crew | None = None
+        self._clients: ClientSide | None = None
+        self._duty = None if post is None else Duty(post, self)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self._idle = asyncio.Event()
 
     async def serve(self) -> None:
         """Start, serve, drain, stop.
 
         Raises:
-            one of START_ERRORS: it could not be started; everything that was is stopped again.
+            one of process.START_ERRORS: it could not be started; everything that was is stopped again.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
+        loop.add_signal_handler(signal.SIGUSR2, self._restart_workers)
+        if self._duty is not None:
+            self._duty.start()
         async with contextlib.AsyncExitStack() as stack:
             if not await self._build_unless_stopped(stack):
                 return
             await self._stop.wait()
             self._notifier.stopping("draining")
-            await self._drain()
+            self._close_sockets()
+            if self._duty is not None:
+                self._duty.leave()
+            self._membership.stop_listening()
+            for each in (self._crew, self._clients):
+                if each is not None:
+                    await each.drain(self._stop_now)
         log.info("stopped")
 
     async def _build_unless_stopped(self, stack: contextlib.AsyncExitStack) -> bool:
@@ -136,44 +129,40 @@ class App:
 
     async def _build(self, stack: contextlib.AsyncExitStack) -> None:
         """Start everything; the stack holds how each part is stopped, in reverse order."""
-        config, limits = self._config, self._config.limits
+        config = self._config
         _make_state_dir(self._paths.state_dir)
-        self._sockets = open_sockets(config.listen, inherited_sockets())
-        self.listen = shown(self._sockets)
-        stack.callback(self._close_sockets)
+        self._open_sockets(stack)
         store, embedded = await self._start_store(stack)
-        self._policies = policies = PolicyDocument(self._paths.state_dir / POLICY_FILE, config.policy, limits)
+        self._policies = policies = self._policy_document()
         scheduler = Scheduler(policies.policy)
         self._dispatcher = dispatcher = Dispatcher(scheduler, store, self.journal)
         stack.push_async_callback(dispatcher.close)
-        dispatcher.on_idle = self._idle.set
         policies.on_change = lambda policy: self.feed(events.PolicyChanged(policy))
         store.on_lost = _lease_lost
-        fleet = Fleet(config.backends, state_dir=self._paths.state_dir, emit=dispatcher.feed)
-        dispatcher.fleet = fleet
-        self._fleet = fleet
-        self.pools = Pools(fleet)
-        stack.callback(self.pools.close)
-        fleet.on_endpoint_changed = self.pools.flush
+        self._membership = membership = Membership(
+            config, self._paths, store, dispatcher, policies, is_worker=self._duty is not None
+        )
+        stack.callback(membership.dispose)
+        self._fleet = fleet = membership.fleet
+        self.pools = membership.pools
+        if config.workers > 1 and self._duty is None:
+            told = self._for_workers(embedded.url if embedded else config.store.url)
+            self._crew = Crew(told, self._paths, self._groups, self.usable)
         self.admin = Admin(
             dispatcher,
             fleet,
             self.book,
             lambda: self._store_status(store, embedded),
             lambda: self.listen,
-            AdminPolicy(policies, self.journal, self.book),
+            AdminPolicy(policies, self.journal, self.book, dispatcher, membership.policy),
+            WorkersAdmin(self._crew),
         )
         await self.admin.start(self._paths.admin_socket)
         stack.push_async_callback(self.admin.close)
-        await fleet.start()
-        stack.push_async_callback(self._stop_fleet)
+        stack.push_async_callback(self._leave)  # also when the start fails half way, or a signal ends it
+        await membership.start()
         dispatcher.start()
-        self._inference = Inference(dispatcher, fleet, self.pools, limits)
-        stack.push_async_callback(self._inference.close)
-        catalog = Catalog(dispatcher, fleet)
-        tenancy = Tenancy(config.tenancy)
-        self._server = Server(self._inference, catalog, self.book, limits, self._origins(config), tenancy)
-        await self._listen(self._server, stack)
+        await self._begin_to_serve(stack)
         self._tasks.start(self._notifier.keep_watchdog(), "watchdog")
         self._tasks.start(self._keep_status(), "status line")
         stack.push_async_callback(self._tasks.close)
@@ -184,9 +173,63 @@ class App:
             backends=len(fleet.status()),
             store="embedded" if embedded else shown_url(config.store.url or ""),
             admin=str(self._paths.admin_socket),
+            **({"workers": config.workers} if self._crew is not None else {}),
         )
         self.serving = True
         self._notifier.ready(self._summary())
+        if self._reload_due:
+            self._reload()
+
+    def _policy_document(self) -> PolicyDocument:
+        file = self._paths.state_dir / POLICY_FILE
+        return PolicyDocument(file, self._config.policy, self._config.limits, keeps_file=self._duty is None)
+
+    def _open_sockets(self, stack: contextlib.AsyncExitStack) -> None:
+        if self._duty is not None:
+            self._groups = self._duty.groups
+        else:
+            inherited = inherited_sockets()
+            self._groups = open_groups(self._config.listen, inherited, self._config.workers)
+            self._own_sockets = not inherited
+        stack.callback(self._close_sockets)
+        self.listen = shown(self._groups[0])
+
+    async def _begin_to_serve(self, stack: contextlib.AsyncExitStack) -> None:
+        """Open the door to clients: a worker its own, the main process those of all workers."""
+        if self._crew is not None:
+            stack.push_async_callback(self._crew.close)
+            await self._crew.start()
+            return
+        clients = ClientSide(self._config, self._sockets, self._dispatcher, self._fleet, self.pools, self.book)
+        stack.push_async_callback(clients.close)
+        if self._duty is not None:
+            await self._duty.begin(clients)
+            stack.push_async_callback(self._duty.close)
+        else:
+            await clients.accept_from(self._sockets)
+        self._clients = clients
+
+    def _close_sockets(self) -> None:
+        """Have new connections refused. What systemd made it keeps open for the next start, and its unix path too."""
+        close_all(self._sockets, remove=self._own_sockets)
+        self._groups = []
+
+    @property
+    def _sockets(self) -> list[socket.socket]:
+        return [each for group in self._groups for each in group]
+
+    def _for_workers(self, store_url: str | None) -> Config:
+        """What workers are told: the store that is in use, and no engines to start."""
+        config = self._config
+        store = config.store.model_copy(update={"url": store_url})
+        external = [backend for backend in config.backends if backend.url is not None]
+        return config.model_copy(update={"store": store, "backends": external})
+
+    @property
+    def frontend(self) -> Frontend:
+        """Of a process that serves clients."""
+        assert self._clients is not None  # noqa: S101 - it serves
+        return self._clients.frontend
 
     def feed(self, event: events.Event) -> None:
         """Tell the scheduler something."""
@@ -236,37 +279,13 @@ class App:
         stack.push_async_callback(store.close)
         return store, embedded
 
-    async def _listen(self, server: Server, stack: contextlib.AsyncExitStack) -> None:
-        limits = self._config.limits
-        self.frontend = frontend = Frontend(server.answer)
-        stack.push_async_callback(frontend.shutdown, SHUTDOWN_S)
-        self._sweeper = Sweeper(frontend)
-        self._limit_clients(limits)
-        self._tasks.start(self._sweeper.run(), "sweeper")
-        loop = asyncio.get_running_loop()
-        self._listeners = []
-        for each in self._sockets:
-            if each.family == socket.AF_UNIX:
-                listener = await loop.create_unix_server(frontend, sock=each)
-            else:
-                listener = await loop.create_server(frontend, sock=each)
-            self._listeners.append(listener)
-
-    def _limit_clients(self, limits: LimitsConfig) -> None:
-        self._sweeper.set_limits(
-            header_timeout_s=limits.header_timeout_s,
-            body_timeout_s=limits.body_timeout_s,
-            idle_timeout_s=limits.keepalive_timeout_s,
-            write_timeout_s=limits.write_timeout_s,
-        )
-
-    def _origins(self, config: Config) -> Origins:
-        return Origins(config.origins, loopback=all(map(is_loopback, self._sockets)))
-
     def _reload(self) -> None:
         """SIGHUP: take over limits, origins, policy and tenancy as configured now, or nothing if there is an error."""
+        if self._duty is not None:
+            return  # the main process tells what is in it
         if not self.serving:
-            return  # it is just being read
+            self._reload_due = True
+            return
         self._notifier.reloading()
         try:
             config = self._find_config().config
@@ -275,66 +294,72 @@ class App:
         except Exception:
             log.exception("configuration not reloaded")
         else:
-            names = ("limits", "origins", "policy", "tenancy")
-            fixed = {name: getattr(config, name) for name in names}
-            others = sorted(type(config).model_fields.keys() - fixed.keys())
-            if later := [name for name in others if getattr(config, name) != getattr(self._config, name)]:
-                log.warning("changes that need a restart", options=later)
-            self._config = self._config.model_copy(update=fixed)
-            self._inference.limits = self._server.limits = config.limits
-            self._limit_clients(config.limits)
-            self._server.origins = self._origins(config)
-            self._server.tenancy = Tenancy(config.tenancy)
-            self._policies.reconfigure(config.policy, config.limits)
-            log.info("configuration reloaded")
+            self.reconfigure(config)
         self._notifier.ready(self._summary())
+
+    def reconfigure(self, config: Config) -> None:
+        """Take over another configuration, as far as that goes while it runs."""
+        names = ("limits", "origins", "policy", "tenancy")
+        fixed = {name: getattr(config, name) for name in names}
+        others = sorted(type(config).model_fields.keys() - fixed.keys())
+        if later := [name for name in others if getattr(config, name) != getattr(self._config, name)]:
+            log.warning("changes that need a restart", options=later)
+        self._config = self._config.model_copy(update=fixed)
+        if self._clients is not None:
+            self._clients.reconfigure(self._config)
+        self._policies.reconfigure(config.policy, config.limits)
+        self._membership.reload()
+        if self._crew is not None:
+            self._crew.reconfigure(fixed)
+        log.info("configuration reloaded")
+
+    def _restart_workers(self) -> None:
+        """SIGUSR2."""
+        if self._crew is not None:
+            self._crew.restart()
+        elif self._duty is None:
+            log.warning("there are no workers to restart", fix="set workers = 2 or more")
 
     def _signalled(self, number: int) -> None:
         log.info("stopping", signal=signal.Signals(number).name)
         self.stop()
 
-    async def _drain(self) -> None:
-        """Take no new connections; let what runs and waits finish, within the configured time."""
-        for listener in self._listeners:
-            listener.close()
-        self.frontend.draining = True
-        self.frontend.pre_shutdown()
-        self._dispatcher.feed(events.StoppingAnnounced())
-        if self._dispatcher.requests:
-            self._idle.clear()
-            waits = [
-                self._tasks.start(self._idle.wait(), "drained"),
-                self._tasks.start(self._stop_now.wait(), "second signal"),
-            ]
-            await asyncio.wait(waits, timeout=self._config.limits.drain_s, return_when=asyncio.FIRST_COMPLETED)
-            if self._dispatcher.requests:
-                log.warning("requests cut by the stop", requests=self._dispatcher.requests)
-                self._idle.clear()
-                self._dispatcher.end_all()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(CUT_S):
-                        await self._idle.wait()
-
-    async def _stop_fleet(self) -> None:
-        await self._fleet.stop(0.0 if self._stop_now.is_set() else ENGINE_GRACE_S)
-
-    def _close_sockets(self) -> None:
-        for each in self._sockets:
-            if each.family == socket.AF_UNIX:
-                with contextlib.suppress(OSError):
-                    Path(each.getsockname()).unlink(missing_ok=True)
-            each.close()
+    async def _leave(self) -> None:
+        await self._membership.close(0.0 if self._stop_now.is_set() else ENGINE_GRACE_S)
 
     def _store_status(self, store: Store, embedded: EmbeddedStore | None) -> StoreStatus:
         url = embedded.url if embedded else self._config.store.url or ""
-        return StoreStatus(url_shown=shown_url(url), up=store.up, embedded=embedded is not None)
+        trouble = (
+            "" if store.trouble is None else f"{store.trouble.kind}: {store.trouble.detail}; {store.trouble.advice}"
+        )
+        return StoreStatus(
+            url_shown=shown_url(url),
+            up=store.up,
+            embedded=embedded is not None,
+            fleet=self._config.fleet,
+            proxies=max(1, len(store.proxies)),
+            trouble=trouble,
+        )
+
+    def usable(self) -> list[str]:
+        """Backends that can take requests now."""
+        return [view.backend.id for view in self.views() if view.health in (Health.READY, Health.SUSPECT)]
+
+    def alive(self) -> Alive:
+        """What this process has to do."""
+        return Alive(
+            connections=self._clients.connections if self._clients is not None else 0,
+            running=self.seats_taken,
+            waiting=len(self._dispatcher.scheduler.waiting()),
+            requests=self.requests,
+            served=self._clients.served if self._clients is not None else 0,
+        )
 
     def _summary(self) -> str:
-        views = self.views()
-        ready = sum(view.health in (Health.READY, Health.SUSPECT) for view in views)
-        waiting = len(self._dispatcher.scheduler.waiting())
-        running = sum(view.seats_leased for view in views)
-        return f"{ready}/{len(self._fleet.status())} backends ready, {running} running, {waiting} waiting"
+        does = [self.alive()] + ([worker.alive for worker in self._crew.workers] if self._crew is not None else [])
+        running, waiting = sum(each.running for each in does), sum(each.waiting for each in does)
+        text = f"{len(self.usable())}/{len(self._fleet.status())} backends ready, {running} running, {waiting} waiting"
+        return text if self._crew is None else f"{len(does) - 1} workers, {text}"
 
     async def _keep_status(self) -> None:
         before = ""

@@ -13,10 +13,11 @@ from proxy.backends.fleet import Fleet
 from proxy.config import LimitsConfig
 from proxy.dialects import Call, Plan, Usage
 from proxy.dialects.contract import Headers
-from proxy.dispatcher import Assignment, Dispatcher, Ticketed
+from proxy.dispatcher import Dispatcher
 from proxy.pools import Pools
 from proxy.relay import AttemptError, Exchanged, Receiver, exchange
 from proxy.requests import RequestRecord
+from proxy.ticketed import Assignment, Ticketed
 from scheduler.domain import Backend, Candidate, Decision, Failure, Measured
 
 log = structlog.get_logger("slotgate.inference")

@@ -17,10 +17,11 @@ from proxy import dialects
 from proxy.attempts import Attempts, explain, log_failed
 from proxy.dialects import Call, ClientError, Usage
 from proxy.dialects.contract import EngineError, Headers, Rendered
-from proxy.dispatcher import Assignment, Dispatcher, Ticketed, Withdrawn
+from proxy.dispatcher import Dispatcher
 from proxy.relay import AttemptError, Collector
 from proxy.requests import RequestRecord
 from proxy.telemetry.access_log import Phase
+from proxy.ticketed import Assignment, Ticketed, Withdrawn
 from scheduler.domain import Decision, Engine, Failure, Measured, Outcome, Request
 
 MAX_HELD_BYTES: Final = 512 * 1024 * 1024

@@ -17,6 +17,7 @@ from proxy.dialects.contract import Headers
 from proxy.dialects.facts import EngineFacts, ModelFacts
 from proxy.dialects.listing import PsEntry, SlotEntry
 from proxy.dispatcher import Dispatcher
+from proxy.gate_client import GateClient
 from scheduler.domain import BackendView, Engine, Health, Residency
 from scheduler.names import canonical
 
@@ -40,11 +41,13 @@ class Catalog:
         self,
         dispatcher: Dispatcher,
         fleet: Fleet,
+        gates: GateClient | None = None,
         clock: Callable[[], float] = time.monotonic,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._dispatcher = dispatcher
         self._fleet = fleet
+        self._gates = gates
         self._clock = clock
         self._clock_ns = clock_ns
 
@@ -128,7 +131,7 @@ class Catalog:
         if facts.engine is not Engine.OLLAMA:
             return 200, [JSON], listing.ollama_show(facts, model)
         try:
-            control = Control(self._fleet.endpoint(view.backend.id), SHOW_TIMEOUT_S)
+            control = Control(self._fleet.endpoint(view.backend.id), SHOW_TIMEOUT_S, self._gates)
         except LookupError:
             raise ClientError(503, f"backend {view.backend.id} is not there") from None
         try:

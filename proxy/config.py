@@ -12,8 +12,12 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic.types import SecretStr
 
 from proxy.endpoint import parse_endpoint
+from proxy.listen_address import checked_listen
+
+_PATHS = ("state_dir", "admin_socket", "binary", "model", "models_dir", "secret_file", "tls_cert", "tls_key", "tls_ca")
 
 
 class Section(BaseModel):
@@ -21,56 +25,12 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    @field_validator("state_dir", "admin_socket", "binary", "model", "models_dir", mode="before", check_fields=False)
+    @field_validator(*_PATHS, mode="before", check_fields=False)
     @classmethod
     def _path_of_something(cls, value: object) -> object:
         if value == "":  # to pathlib that is the directory slotgate happens to be started in
             raise ValueError("'' is no path: name one, or leave the option out for its default")
         return value
-
-
-class ListenAddress(msgspec.Struct, frozen=True):
-    """Where clients connect: a TCP address or a unix socket."""
-
-    host: str = ""
-    """Name or address to bind; empty: every address of this machine, or a unix socket."""
-    port: int = 0
-    """0: any free port."""
-    unix_path: Path | None = None
-
-    def __str__(self) -> str:
-        if self.unix_path is not None:
-            return f"unix:{self.unix_path}"
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def parse_listen(text: str) -> ListenAddress:
-    """Read `HOST:PORT`, `[IPV6]:PORT`, `:PORT` (every address) or `unix:/PATH`.
-
-    Raises:
-        ValueError: it is none of these; the message says how it should look.
-    """
-    if text.startswith("unix:"):
-        path = text.removeprefix("unix:").removeprefix("//")
-        if not path.startswith("/"):
-            raise ValueError(f"{text!r}: a unix socket needs an absolute path, such as unix:/run/slotgate/http.sock")
-        return ListenAddress(unix_path=Path(path))
-    if "://" in text:
-        raise ValueError(f"{text!r}: write HOST:PORT without {text.partition('://')[0]}://")
-    host, colon, port_text = text.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not port_text.isascii() or not port_text.isdigit() or int(port_text) > 65535:
-        raise ValueError(f"{text!r}: write HOST:PORT with a port from 0 to 65535")
-    if ":" in host and not bracketed:
-        raise ValueError(f"{text!r}: write an IPv6 address in brackets, such as [::1]:11434")
-    if any(mark in host for mark in "/?#@ "):
-        raise ValueError(f"{text!r}: write HOST:PORT, nothing else")
-    return ListenAddress(host=host.strip("[]"), port=int(port_text))
-
-
-def _listen(text: str) -> str:
-    parse_listen(text)
-    return text
 
 
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]*,]+)(?::(\d{1,5}))?/?")
@@ -189,7 +149,8 @@ class StoreConfig(Section):
     """Where state lives that outlives a process or is shared."""
 
     url: str | None = None
-    """redis://, rediss:// or unix:// of a Redis 7 or Valkey 8/9. Default: an embedded Valkey in the state directory."""
+    """redis://, rediss://, unix:// or redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB of a Redis 7 or Valkey 8/9.
+    Default: an embedded Valkey in the state directory."""
     call_timeout_s: Seconds = 0.25
     """Longest wait for one answer of the store before going on without it."""
     lease_ttl_s: Seconds = 15.0
@@ -201,6 +162,10 @@ class StoreConfig(Section):
         if url is None:
             return None
         parts = urlsplit(url)
+        if parts.scheme in {"redis+sentinel", "rediss+sentinel"}:
+            if not re.fullmatch(r"([^/]*@)?[^/@,]+(,[^/@,]+)*/[^/]+(/\d*)?", parts.netloc + parts.path, re.ASCII):
+                raise ValueError("write redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB")
+            return url
         if parts.scheme not in {"redis", "rediss", "unix"}:
             raise ValueError("write redis://HOST:PORT/DB, rediss://HOST:PORT/DB (TLS) or unix:///PATH")
         databases = parse_qs(parts.query, keep_blank_values=True).get("db", [])
@@ -214,6 +179,27 @@ class StoreConfig(Section):
         except ValueError:
             raise ValueError("the port is a number from 0 to 65535: write redis://HOST:PORT/DB") from None
         return url
+
+
+class BoxConfig(Section):
+    """One box of several whose backends make one fleet; see docs/boxes.md."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] | None = None
+    """Name of this box. Default: its host name."""
+    gate: Annotated[str, AfterValidator(checked_listen)] | None = None
+    """HOST:PORT or :PORT where the other boxes reach this box's backends. Default: only this box uses them."""
+    gate_address: Annotated[str, AfterValidator(checked_listen)] | None = None
+    """HOST:PORT that the other boxes dial. Default: that of `gate`; this box's own address if that is every address."""
+    secret: SecretStr | None = None
+    """What the boxes know each other by: the same on all, at least 16 characters. A gate needs one."""
+    secret_file: Path | None = None
+    """File that holds the secret; not read where `secret` is set."""
+    tls_cert: Path | None = None
+    """Certificate of the gate, in PEM with those above it: then the gate speaks TLS."""
+    tls_key: Path | None = None
+    """Private key of that certificate, in PEM."""
+    tls_ca: Path | None = None
+    """Certificates that gates of other boxes are checked against, in PEM. Default: those that the system trusts."""
 
 
 class LimitsConfig(Section):
@@ -245,6 +231,8 @@ class LimitsConfig(Section):
     """A client that reads nothing for this long, while bytes for it wait, is disconnected."""
     drain_s: Seconds = 60.0
     """On stop, running requests get this long to finish."""
+    retire_s: Seconds = 3600.0
+    """When `slotgate workers restart` replaces a worker, the requests of the old one get this long to finish."""
 
 
 class PolicyConfig(Section):
@@ -320,10 +308,12 @@ class LogConfig(Section):
 class Config(Section):
     """The whole configuration."""
 
-    listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:11434"
+    listen: Annotated[str, AfterValidator(checked_listen)] = "127.0.0.1:11434"
     """Address that clients use: HOST:PORT, [IPV6]:PORT, :PORT (every address), or unix:/PATH."""
     fleet: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] = "default"
     """Proxies with the same store and fleet name share their backends."""
+    workers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes that serve clients, on one address. One is enough for most boxes; more use more CPU cores."""
     state_dir: Path | None = None
     """Sockets, logs, the embedded store. Default: $STATE_DIRECTORY, else $XDG_STATE_HOME/slotgate."""
     admin_socket: Path | None = None
@@ -333,6 +323,7 @@ class Config(Section):
     backends: list[BackendConfig] = []
     """The engines, one [[backends]] each. At least one is needed to serve."""
     store: StoreConfig = StoreConfig()
+    box: BoxConfig = BoxConfig()
     limits: LimitsConfig = LimitsConfig()
     policy: PolicyConfig = PolicyConfig()
     tenancy: TenancyConfig = TenancyConfig()

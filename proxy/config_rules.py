@@ -1,13 +1,17 @@
 """Rules between options of a configuration that is valid option by option. Owns no files and no places in them."""
 
+import contextlib
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from proxy.config import BackendConfig, parse_listen
+from pydantic import ValidationError
+
+from proxy.config import BackendConfig, BoxConfig
 from proxy.config_tree import KeyPath
-from proxy.endpoint import Endpoint, parse_endpoint
+from proxy.endpoint import MASK, Endpoint, parse_endpoint
+from proxy.listen_address import parse_listen
 from proxy.policy_keys import problems_of
 
 Finding = tuple[KeyPath, str, str]
@@ -58,6 +62,10 @@ OWN_VARIABLES: Mapping[str, str] = {
     "SLOTGATE_BACKEND": "slotgate finds its engines by it",
 }  # fmt: skip
 """The same for environment variables of llama-server, Ollama and CUDA."""
+SECRET_LENGTH = 16
+GATE_PORT = 11436
+"""In advice only."""
+HOW_TO_MAKE_ONE = "make one with `openssl rand -hex 32`, and set secret, or secret_file, to the same on all boxes"
 _SAME_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})
 
@@ -162,6 +170,13 @@ def loop_problems(listen: str, backends: Iterable[tuple[int, BackendConfig]]) ->
             yield ("backends", index, "url"), what, "give the engine's address, or set listen to another one"
 
 
+def section_problems(values: Mapping[str | int, Any]) -> Iterator[Finding]:
+    """What is wrong within single sections, among the values of a whole configuration."""
+    yield from policy_problems(values)
+    with contextlib.suppress(ValidationError):  # told by the check of the whole
+        yield from box_problems(BoxConfig.model_validate(values.get("box", {})))
+
+
 def policy_problems(values: Mapping[str | int, Any]) -> Iterator[Finding]:
     """What is wrong with the keys of `policy.set`, among the values of a whole configuration."""
     policy = values.get("policy")
@@ -170,9 +185,61 @@ def policy_problems(values: Mapping[str | int, Any]) -> Iterator[Finding]:
         yield ("policy", "set", problem.key), problem.what, problem.fix
 
 
+def box_problems(box: BoxConfig) -> Iterator[Finding]:
+    """What keeps a box from having a gate, or makes its options mean nothing."""
+    secret = MASK if box.secret is None else box.secret.get_secret_value()
+    if secret != MASK and (what := secret_problem(secret)):  # what `config show` prints may be looked at as a file
+        yield ("box", "secret"), what, HOW_TO_MAKE_ONE
+    for one, other in (("tls_cert", "tls_key"), ("tls_key", "tls_cert")):
+        if getattr(box, one) is not None and getattr(box, other) is None:
+            yield ("box", one), f"is there without {other}", f"set {other} too, or remove {one}"
+    if box.gate is None:
+        for key in ("gate_address", "tls_cert", "tls_key"):
+            if getattr(box, key) is not None:
+                yield ("box", key), "is for a gate, and there is none", f'set gate = ":{GATE_PORT}", or remove {key}'
+        return
+    if parse_listen(box.gate).unix_path is not None:
+        yield ("box", "gate"), "other boxes cannot reach a unix socket", f'write gate = "HOST:{GATE_PORT}"'
+    if box.secret is None and box.secret_file is None:
+        yield ("box", "gate"), "without a secret everybody could use this box's backends", HOW_TO_MAKE_ONE
+    if box.gate_address is not None:
+        dialed = parse_listen(box.gate_address)
+        if dialed.host in _EVERY_ADDRESS or not dialed.port:
+            what = f"{box.gate_address!r} is no address that can be dialed"
+            yield ("box", "gate_address"), what, f'write gate_address = "HOST:{GATE_PORT}"'
+
+
+def box_warnings(box: BoxConfig) -> Iterator[Finding]:
+    """What is allowed and not wise."""
+    if box.gate is None or box.tls_cert is not None:
+        return
+    host = parse_listen(box.gate).host.lower()
+    if host not in _SAME_LOOPBACK and not host.startswith("127."):
+        what = f"the gate at {box.gate} has no TLS: who sees the network sees prompts, answers and the secret"
+        fix = "set tls_cert and tls_key (docs/boxes.md), or use a network that is only your boxes'"
+        yield ("box", "gate"), what, fix
+
+
+def secret_problem(secret: str) -> str | None:
+    """Why a text is no secret between boxes; never tells the text."""
+    if secret == MASK:
+        return "is a mask, as `slotgate config show` prints it"
+    if len(secret) < SECRET_LENGTH:
+        return f"is too short: it has {len(secret)} characters and needs {SECRET_LENGTH}"
+    if not (secret.isascii() and secret.isprintable()) or " " in secret:
+        return "has blanks or characters that are not ASCII in it"
+    return None
+
+
 def _same_host(listening: str, endpoint: Endpoint) -> bool:
     listening, asked = listening.lower(), endpoint.address.lower()
     local = asked in _SAME_LOOPBACK or asked.startswith("127.") or asked in _EVERY_ADDRESS
     if listening in _EVERY_ADDRESS:
         return local
     return listening == asked or (listening in _SAME_LOOPBACK and asked in _SAME_LOOPBACK | _EVERY_ADDRESS)
+
+
+def shares_store(values: Mapping[Any, Any]) -> bool:
+    """Whether a store is named that others may share: then this proxy needs no backends of its own."""
+    store = values.get("store")
+    return isinstance(store, Mapping) and bool(store.get("url"))

@@ -19,7 +19,7 @@ import msgspec
 from pydantic import ValidationError
 
 from proxy.config import BackendConfig, Config, Section
-from proxy.config_rules import backend_problems, loop_problems, policy_problems
+from proxy.config_rules import backend_problems, loop_problems, section_problems, shares_store
 from proxy.config_tree import (
     KeyPath,
     dotted,
@@ -30,7 +30,7 @@ from proxy.config_tree import (
     leaves,
     section_at,
 )
-from proxy.toml_lines import key_lines
+from proxy.toml_lines import key_lines, secretless
 
 ETC = Path("/etc/slotgate")
 ENV_PREFIX = "SLOTGATE_"
@@ -175,13 +175,13 @@ def load_config(
         layers.problems += _explained(error, layers)
     backends = list(_valid_backends(layers.values.get("backends")))
     listen = str(layers.values.get("listen", Config.model_fields["listen"].default))
-    between = (*backend_problems(backends), *loop_problems(listen, backends), *policy_problems(layers.values))
+    between = (*backend_problems(backends), *loop_problems(listen, backends), *section_problems(layers.values))
     for place, what, fix in between:
         layers.problems.append(Problem(layers.place(place), dotted(place), what, fix))
     if config is not None and config.state_dir is not None and (file := _file_in_the_way(config.state_dir)):
         fix = "name a directory; slotgate makes it where there is none"
         layers.problems.append(Problem(layers.place(("state_dir",)), "state_dir", f"{file} is not a directory", fix))
-    if need_backends and not layers.values.get("backends") and not layers.unread:
+    if need_backends and not (layers.values.get("backends") or layers.unread or shares_store(layers.values)):
         layers.problems.append(Problem("", "", "no backends are configured", NO_BACKENDS))
     if config is None or layers.problems:
         raise ConfigError(sorted(layers.problems, key=_reading_order))
@@ -267,7 +267,7 @@ def _syntax_problem(path: Path, text: str, message: str) -> Problem:
     found = re.search(r"\(at line (\d+), column (\d+)\)$", message)
     line, column = (int(found[1]), int(found[2])) if found else (text.count("\n") + 1, 1)
     what = message[: found.start()].strip() if found else message.removesuffix("(at end of document)").strip()
-    shown = text.splitlines()[line - 1].strip() if line <= len(text.splitlines()) else ""
+    shown = secretless(text.splitlines()[line - 1].strip()) if line <= len(text.splitlines()) else ""
     fix = f"mend this line: {shown}" if shown else "complete the last value of the file"
     return Problem(f"{path}:{line}:{column}", "", f"not valid TOML: {what}", f"{fix}   (text values stand in quotes)")
 
@@ -353,7 +353,7 @@ def _explained(error: ValidationError, layers: _Layers) -> Iterator[Problem]:
         what = found["msg"].removeprefix("Value error, ")
         if field_type is not None and field_type.choice and found["type"] != "value_error":
             what = f"should be {field_type.choice}"
-        secret = path[-1] in {"api_key", "url"}
+        secret = path[-1] in {"api_key", "secret", "url"}
         if not secret and isinstance(given, str | int | float | bool) and repr(given) not in what:
             what = f"{given!r}: {what[0].lower()}{what[1:]}"
         advice = field_type.advice if field_type is not None else "see docs/configuration.md"

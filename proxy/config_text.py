@@ -32,6 +32,8 @@ def shown(config: Config) -> dict[str, Any]:
     values = config.model_dump(mode="json")
     if values["store"]["url"] is not None:
         values["store"]["url"] = shown_url(values["store"]["url"])
+    if values["box"]["secret"] is not None:
+        values["box"]["secret"] = MASK
     for backend in values["backends"]:
         if backend["api_key"] is not None:
             backend["api_key"] = MASK

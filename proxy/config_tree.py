@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from proxy.config import Config, Section
@@ -128,7 +129,9 @@ def _type_text(kind: Any) -> str:
         return "list of tables" if isinstance(inner, type) and issubclass(inner, Section) else "list of text"
     if get_origin(kind) is dict:
         return "table of text" if get_args(kind)[1] is str else "table"
-    return {str: "text", int: "number", float: "number", bool: "true or false", Path: "path"}.get(kind, "table")
+    return {str: "text", SecretStr: "text", int: "number", float: "number", bool: "true or false", Path: "path"}.get(
+        kind, "table"
+    )
 
 
 def _bare(kind: Any) -> Any:

@@ -5,33 +5,28 @@ A request's task asks `submit` for a `Ticketed` and waits for its assignments; e
 """
 
 import asyncio
-import contextlib
-import socket
 import time
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
 import structlog
 
-from proxy.endpoint import Endpoint, identity
 from proxy.journal import Journal
+from proxy.sharing import Sharing
 from proxy.store import BackendRecord, Store
 from proxy.tasks import Tasks
+from proxy.ticketed import Ticketed, predicted_tokens
 from scheduler import effects, events
 from scheduler.core import Scheduler
-from scheduler.domain import Backend, Decision, Failure, Measured, Outcome, Rejection, Request
+from scheduler.domain import Backend, Request
 from scheduler.effects import Effect
 from scheduler.events import Event
+from scheduler.news import News
 
 log = structlog.get_logger("slotgate.dispatcher")
 
 OCCUPANCY_EVERY_S = 1.0
 """How often the store is asked what other proxies hold. Only advice: a claim is checked by the store itself."""
-
-
-SHOWN = 3
-"""Backends whose numbers a refusal tells."""
 
 
 class Engines(Protocol):
@@ -41,131 +36,13 @@ class Engines(Protocol):
         """Take an extra look at a backend."""
         ...
 
-    def endpoint(self, backend_id: str) -> Endpoint:
-        """Where it is reached; LookupError if it is not there."""
+    def store_id(self, backend_id: str) -> str:
+        """The store's name of a backend."""
         ...
 
-
-class Assignment(msgspec.Struct, frozen=True):
-    """A backend that the request may be sent to now."""
-
-    backend_id: str
-    decision: Decision
-    attempt: int
-    seats: int
-    """Inputs of a batch that it may take; otherwise what the request asked for."""
-    slot: int | None = None
-    """The slot that the engine shall use; None: its own choice."""
-    predicted: int | None = None
-    """Tokens of the prompt that should be cached there; None: nobody can tell."""
-
-
-class Refused(Exception):
-    """The scheduler refused the request."""
-
-    def __init__(self, effect: effects.Reject) -> None:
-        super().__init__(effect.detail)
-        self.rejection: Rejection = effect.rejection
-        numbers = [] if effect.decision is None else [f"{name}: {why}" for name, why in effect.decision.details.items()]
-        self.detail = "; ".join(filter(None, [effect.detail, *numbers[:SHOWN]]))
-        self.retry_after_s = effect.retry_after_s
-        self.decision = effect.decision
-
-
-class Withdrawn(Exception):
-    """The request was taken out of the line because nobody needs it any more."""
-
-
-class Ticketed:
-    """One request's side of the dispatcher: its assignments, and what it tells back."""
-
-    def __init__(self, dispatcher: "Dispatcher", request: Request) -> None:
-        self.request = request
-        self.cut = False
-        """The proxy stops and ends the request: its task is cancelled although the client is still there."""
-        self._dispatcher = dispatcher
-        self._task = asyncio.current_task()
-        self._next: asyncio.Future[Assignment] = dispatcher.loop.create_future()
-        self._sent = False
-        self._scope: asyncio.Timeout | None = None
-        self._over = False
-
-    async def assignment(self) -> Assignment:
-        """Wait for a backend.
-
-        Raises:
-            Refused: there is none for it.
-            Withdrawn: `withdraw` was called.
-        """
-        return await self._next
-
-    def sending(self, scope: asyncio.Timeout) -> None:
-        """The request is about to be sent, within a timeout: from here on the engine may work on it."""
-        self._sent = True
-        self._scope = scope
-
-    def call_back(self) -> None:
-        """End the attempt: its timeout expires now."""
-        if self._scope is not None:
-            self._scope.reschedule(self._dispatcher.loop.time())
-
-    def started(self) -> None:
-        """The first byte of the engine's answer is about to go out."""
-        self._dispatcher.feed(events.AnswerStarted(self.request.id))
-
-    def failed(self, failure: Failure, detail: str) -> None:
-        """The attempt failed before its first byte; await `assignment` again."""
-        self._next = self._dispatcher.loop.create_future()
-        self._sent = False
-        self._scope = None
-        self._dispatcher.feed(events.AttemptFailed(self.request.id, failure, detail))
-
-    def outlook(self) -> tuple[int, float | None] | None:
-        """While it waits: its place in line, 1 for the next, and how many seconds it will probably wait, if known."""
-        return self._dispatcher.scheduler.outlook_of(self.request.id, self._dispatcher.clock())
-
-    def ended(self, outcome: Outcome, measured: Measured | None = None) -> None:
-        """The exchange is over; `measured` is what an answer cost."""
-        self._over = True
-        self._dispatcher.feed(events.RequestEnded(self.request.id, outcome, measured))
-
-    def withdraw(self) -> None:
-        """Nobody needs a backend for it any more: whoever awaits `assignment` gets `Withdrawn`, unless one is there."""
-        if self._over or self._next.done():
-            return
-        self.ended(Outcome.REJECTED)
-        self._next.set_exception(Withdrawn())
-
-    def close(self) -> None:
-        """Whatever happened: if nobody said how it ended, the client left. Its seat is free if nothing was sent."""
-        self._dispatcher.forget(self.request.id)
-        if self._over:
-            return
-        self._over = True
-        if self._sent:
-            self._dispatcher.feed(events.ClientLeft(self.request.id))
-        else:
-            self._dispatcher.feed(events.RequestEnded(self.request.id, Outcome.REJECTED))
-
-    def settle(self, effect: effects.Dispatch | effects.Reject) -> None:
-        """Wake the waiting task (for the dispatcher)."""
-        if isinstance(effect, effects.Reject):
-            self._over = True
-        if self._next.done():
-            return
-        if isinstance(effect, effects.Dispatch):
-            predicted = predicted_tokens(self.request, effect.decision)
-            self._next.set_result(
-                Assignment(effect.backend_id, effect.decision, effect.attempt, effect.seats, effect.slot, predicted)
-            )
-        else:
-            self._next.set_exception(Refused(effect))
-
-    def end(self) -> None:
-        """The proxy stops now: cancel the request's task, which then tells its client."""
-        self.cut = True
-        if self._task is not None:
-            self._task.cancel()
+    def local_id(self, store_id: str) -> str | None:
+        """The name here of a backend that the store names so."""
+        ...
 
 
 class Dispatcher:
@@ -180,13 +57,13 @@ class Dispatcher:
         self.loop = asyncio.get_running_loop()
         self.fleet: Engines | None = None
         self.on_idle: Callable[[], None] | None = None
+        self.sharing: Sharing | None = None
+        """What other proxies are told and tell; None: there are none, and never will be."""
         self.backends: dict[str, Backend] = {}
         """What is known of each backend, as last told to the scheduler."""
         self._store = store
-        self._store_ids: dict[str, str] = {}
         self._leased_at: dict[str, str] = {}
         """Nonce of each claim -> the store's name of its backend."""
-        self._hostname = socket.gethostname()
         self._ticketed: dict[str, Ticketed] = {}
         self._tasks = Tasks()
         self._wake: asyncio.TimerHandle | None = None
@@ -210,6 +87,7 @@ class Dispatcher:
         except BaseException:
             self.forget(request.id)
             raise
+        self._note_wait(request)
         return ticketed
 
     def end_all(self) -> None:
@@ -236,10 +114,20 @@ class Dispatcher:
         """Tell the scheduler, and do what it asks for."""
         match event:
             case events.BackendChanged():
-                self._learn(event.backend)
+                self.backends[event.backend.id] = event.backend
             case events.BackendLeft():
                 self.backends.pop(event.backend_id, None)
-                self._announce()
+            case events.BackendReported() if self.sharing is not None and not self.scheduler.alone:
+                self._tasks.start(self._report(event, self.sharing), "report")
+                return
+        self._handle(event)
+
+    async def _report(self, event: events.BackendReported, sharing: Sharing) -> None:
+        """What the look saw of other proxies' requests must have been heard before."""
+        await sharing.caught_up()
+        self._handle(event)
+
+    def _handle(self, event: Event) -> None:
         for effect in self.scheduler.handle(event, self.clock()):
             self._perform(effect)
 
@@ -253,22 +141,14 @@ class Dispatcher:
                 self._tasks.start(self._claim(effect), "claim")
             case effects.Release():
                 self._release(effect)
+            case effects.Tell() if self.sharing is not None:
+                self.sharing.tell(effect.news)
             case effects.WakeAt():
                 self._wake_at(effect.at_s)
-            case effects.Look():
-                if self.fleet is not None:
-                    self.fleet.look(effect.backend_id, effect.at_s)
-            case effects.HealthChanged():
-                log.info(
-                    "backend health",
-                    backend=effect.backend_id,
-                    before=effect.before.value,
-                    after=effect.after.value,
-                    because=effect.because,
-                )
-            case effects.SlotChoice():
-                text = "slots named by slotgate" if effect.ours else "slots left to the engine"
-                log.info(text, backend=effect.backend_id, because=effect.because)
+            case effects.Look() if self.fleet is not None:
+                self.fleet.look(effect.backend_id, effect.at_s)
+            case effects.HealthChanged() | effects.SlotChoice():
+                _log(effect)
             case effects.Cancel():
                 # Of a client that left nothing is known here any more: its exchange was cancelled with its task.
                 if (ticketed := self._ticketed.get(effect.request_id)) is not None:
@@ -282,57 +162,81 @@ class Dispatcher:
         predicted = predicted_tokens(request, effect.decision)
         self.journal.decided(request.id.partition("/")[0], effect.decision, slot, predicted)
 
-    def _learn(self, backend: Backend) -> None:
-        self.backends[backend.id] = backend
-        if self.fleet is not None:
-            with contextlib.suppress(LookupError):
-                self._store_ids[backend.id] = identity(self.fleet.endpoint(backend.id), self._hostname)
-        self._announce()
+    def _note_wait(self, request: Request) -> None:
+        """If it waits, why."""
+        ticket = self.scheduler.ticket_of(request.id)
+        if ticket is None or ticket.decision is None:
+            return
+        now_s = self.clock()
+        holds_s = None if ticket.hold_until_s is None else max(0.0, ticket.hold_until_s - now_s)
+        snapshot = self.scheduler.snapshot(now_s)
+        self.journal.waits(request.id.partition("/")[0], ticket.decision, holds_s, request, snapshot)
 
-    def _announce(self) -> None:
-        """Tell the store which backends there are; it repeats that by itself."""
-        records = [
-            BackendRecord(
-                self._store_id(backend.id),
-                self._store_epoch(backend.id),
-                backend.running_limit,
-                {"name": backend.id, "engine": backend.engine.value, "slots": backend.slots, "box": self._hostname},
-            )
-            for backend in self.backends.values()
-        ]
+    def announce(self, records: list[BackendRecord]) -> None:
+        """Tell the store which backends this proxy looks after; it repeats that by itself."""
         self._tasks.start(self._store.heartbeat(records), "announce backends")
 
-    def _store_id(self, backend_id: str) -> str:
-        return self._store_ids.get(backend_id, f"{self._hostname}/{backend_id}")
+    def store_id(self, backend_id: str) -> str:
+        """The store's name of a backend: the same for all proxies that reach the same engine."""
+        return backend_id if self.fleet is None else self.fleet.store_id(backend_id)
 
-    def _store_epoch(self, backend_id: str) -> int:
+    def local_id(self, store_id: str) -> str | None:
+        """The name here of a backend that the store names so; None: it is not known here."""
+        name = store_id if self.fleet is None else self.fleet.local_id(store_id)
+        return name if name in self.backends else None
+
+    def store_epoch(self, backend_id: str) -> int:
         """Epochs of managed backends are shared truth; those of external ones are what each proxy happened to see."""
         backend = self.backends.get(backend_id)
         return backend.epoch if backend is not None and backend.managed else 0
 
+    def local_epoch(self, backend_id: str) -> int:
+        """The epoch as counted here."""
+        backend = self.backends.get(backend_id)
+        return 0 if backend is None else backend.epoch
+
     async def _claim(self, effect: effects.Claim) -> None:
         backend_id = effect.backend_id
         # Remembered: a restart may give the backend another address before the lease is given back.
-        store_id = self._leased_at[effect.nonce] = self._store_id(backend_id)
+        store_id = self._leased_at[effect.nonce] = self.store_id(backend_id)
         try:
             reply = await self._store.claim(
-                store_id, effect.nonce, effect.seats, effect.running_limit, self._store_epoch(backend_id)
+                store_id,
+                effect.nonce,
+                effect.seats,
+                effect.running_limit,
+                self.store_epoch(backend_id),
+                effect.slot,
+                self._enclosed(effect.news),
             )
         except Exception:
             log.exception("claim failed", backend=backend_id, request=effect.request_id)
             self._store.give_back(self._leased_at.pop(effect.nonce), effect.nonce)
-            self.feed(events.ClaimRefused(effect.request_id, effect.nonce, seats_elsewhere=0))
+            self.feed(events.ClaimRefused(effect.request_id, effect.nonce, seats_elsewhere=0, unsure=True))
             return
         if reply.granted:
             self.feed(events.ClaimGranted(effect.request_id, effect.nonce))
             return
         self._leased_at.pop(effect.nonce, None)
         elsewhere = max(0, reply.seats_elsewhere)
-        self.feed(events.ClaimRefused(effect.request_id, effect.nonce, elsewhere, reply.draining, reply.epoch))
+        self.feed(
+            events.ClaimRefused(
+                effect.request_id,
+                effect.nonce,
+                elsewhere,
+                reply.draining,
+                reply.epoch,
+                reply.slot_refused,
+                unsure=reply.local,  # decided here: the store may yet have granted it
+            )
+        )
 
     def _release(self, effect: effects.Release) -> None:
-        store_id = self._leased_at.pop(effect.nonce, None) or self._store_id(effect.backend_id)
-        self._store.give_back(store_id, effect.nonce)
+        store_id = self._leased_at.pop(effect.nonce, None) or self.store_id(effect.backend_id)
+        self._store.give_back(store_id, effect.nonce, self._enclosed(effect.news))
+
+    def _enclosed(self, news: News | None) -> bytes:
+        return b"" if self.sharing is None else self.sharing.enclosed(news)
 
     def _wake_at(self, at_s: float) -> None:
         if self._wake is not None:
@@ -353,19 +257,30 @@ class Dispatcher:
 
     async def _ask_occupancy(self) -> None:
         asked_at_s = self.clock()
-        ids = {self._store_id(backend_id): backend_id for backend_id in self.backends}
-        for store_id, seats in (await self._store.occupancy(ids)).items():
+        ids = {self.store_id(backend_id): backend_id for backend_id in self.backends}
+        found = await self._store.occupancy(ids)
+        if self.sharing is not None:
+            await self.sharing.caught_up()  # what the numbers count must have been heard of
+        for store_id, seats in found.items():
             elsewhere = max(0, seats.seats_elsewhere)
             self.feed(events.OccupancyReported(ids[store_id], elsewhere, asked_at_s, seats.draining))
 
     async def drain(self, backend_id: str, *, drain: bool) -> None:
         """Drain a backend, or give it work again, in all proxies of the fleet."""
         # The store first: an occupancy answer asked in between would say the contrary.
-        await self._store.set_draining(self._store_id(backend_id), drain)
+        await self._store.set_draining(self.store_id(backend_id), drain)
         self.feed(events.DrainRequested(backend_id) if drain else events.UndrainRequested(backend_id))
 
 
-def predicted_tokens(request: Request, decision: Decision) -> int | None:
-    """Tokens of a prompt that should be cached at the best backend; None: nobody can tell."""
-    best = decision.best
-    return None if best is None or request.prompt is None else best.reused_tokens
+def _log(effect: effects.HealthChanged | effects.SlotChoice) -> None:
+    if isinstance(effect, effects.SlotChoice):
+        text = "slots named by slotgate" if effect.ours else "slots left to the engine"
+        log.info(text, backend=effect.backend_id, because=effect.because)
+        return
+    log.info(
+        "backend health",
+        backend=effect.backend_id,
+        before=effect.before.value,
+        after=effect.after.value,
+        because=effect.because,
+    )

@@ -9,6 +9,16 @@ MASK = "********"
 """Stands where a secret stood."""
 
 
+class Gate(msgspec.Struct, frozen=True):
+    """The way into another box: connect there, speak TLS if wanted, CONNECT to the backend; then it is the engine."""
+
+    host: str
+    port: int
+    backend: str
+    """Name of the backend as its own box calls it."""
+    tls: bool = False
+
+
 class Endpoint(msgspec.Struct, frozen=True):
     """An address of an engine and the headers that it wants from us."""
 
@@ -21,10 +31,16 @@ class Endpoint(msgspec.Struct, frozen=True):
     prefix: str = ""
     """Path prefix without trailing slash (from a URL such as http://box:8080/llm)."""
     headers: tuple[tuple[str, str], ...] = ()
-    """Added to every request: the internal API key of a managed llama-server."""
+    """Added to every request: the internal API key of a managed llama-server.
+
+    Empty behind a gate: API keys do not leave their box through the store; the gate knows them.
+    """
+    gate: Gate | None = None
+    """Where another box lets us in; None: the address is reached directly."""
 
     def __str__(self) -> str:
-        return f"unix:{self.unix_path}" if self.unix_path else f"http://{self.host}{self.prefix}"
+        place = f"unix:{self.unix_path}" if self.unix_path else f"http://{self.host}{self.prefix}"
+        return f"{place} through {self.gate.host}:{self.gate.port}" if self.gate else place
 
 
 def parse_endpoint(url: str, api_key: str | None = None) -> Endpoint:
@@ -54,16 +70,21 @@ def parse_endpoint(url: str, api_key: str | None = None) -> Endpoint:
     return Endpoint(host=authority, port=int(port_text), address=name.strip("[]"), prefix=prefix, headers=headers)
 
 
-def identity(endpoint: Endpoint, hostname: str) -> str:
+def is_local(endpoint: Endpoint) -> bool:
+    """Whether the address means something on its own box only."""
+    address = endpoint.address
+    return endpoint.unix_path is not None or address in ("localhost", "::1") or address.startswith("127.")
+
+
+def identity(endpoint: Endpoint, box: str) -> str:
     """One name for one engine, whatever each proxy of a fleet calls it: what the store counts its leases under.
 
     Sockets and loopback addresses mean another engine on another box, so the box is part of their name.
     """
     if endpoint.unix_path is not None:
-        return f"{hostname}{endpoint.unix_path}"
-    local = endpoint.address == "localhost" or endpoint.address.startswith("127.") or endpoint.address == "::1"
+        return f"{box}{endpoint.unix_path}"
     place = f"{endpoint.address}:{endpoint.port}{endpoint.prefix}"
-    return f"{hostname}/{place}" if local else place
+    return f"{box}/{place}" if is_local(endpoint) else place
 
 
 def shown_url(url: str) -> str:

@@ -18,12 +18,13 @@ from proxy.batch_run import BatchRun, Held, PieceRefused
 from proxy.config import LimitsConfig
 from proxy.dialects import Call, ClientError, Plan
 from proxy.dialects.contract import Headers
-from proxy.dispatcher import Assignment, Dispatcher, Refused, Ticketed
+from proxy.dispatcher import Dispatcher
 from proxy.pools import Pools
 from proxy.relay import AttemptError, Client
 from proxy.requests import RequestRecord
 from proxy.tasks import Tasks
 from proxy.telemetry.access_log import Phase
+from proxy.ticketed import Assignment, Refused, Ticketed
 from scheduler.domain import Operation, Outcome, Request
 from scheduler.names import canonical
 from scheduler.residencies import unloadable
@@ -87,6 +88,7 @@ class Inference:
         self._dispatcher = dispatcher
         self._fleet = fleet
         self._attempts = Attempts(dispatcher, fleet, pools, limits)
+        self._gates = pools.gates
         self._clock = clock
         self._held = Held()
         self._tasks = Tasks()
@@ -276,7 +278,7 @@ class Inference:
     async def _unload(self, backend_id: str, call: Call) -> None:
         control = None
         try:
-            control = Control(self._fleet.endpoint(backend_id), UNLOAD_TIMEOUT_S)
+            control = Control(self._fleet.endpoint(backend_id), UNLOAD_TIMEOUT_S, self._gates)
             await control.post("/api/generate", {"model": call.model, "keep_alive": 0})
         except (LookupError, ProbeError) as error:
             log.warning("model not unloaded", backend=backend_id, model=call.model, error=str(error))

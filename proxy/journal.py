@@ -7,13 +7,27 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from proxy.admin_api import ExplainAnswer, ExplainedAnswer, ExplainedCandidate, ExplainedDecision
-from scheduler.domain import Decision, Measured, Outcome
+import msgspec
+
+from proxy.explained import ExplainAnswer, ExplainedAnswer, ExplainedCandidate, ExplainedDecision
+from proxy.obstacles import obstacles
+from scheduler.domain import Decision, Measured, Outcome, Request, Snapshot
 
 KEPT = 2000
 """Decisions that are remembered."""
 KEPT_BACKENDS = 40_000
 """Backends that these name together: 2,000 decisions about up to 20 backends, fewer about more. Some 25 MB at most."""
+
+
+class _Noted(msgspec.Struct, frozen=True):
+    """One decision. Of those that let a request wait also what they saw: the numbers are worked out for who asks."""
+
+    at_unix_s: float
+    decision: Decision
+    slot: int | None = None
+    predicted: int | None = None
+    holds_s: float | None = None
+    seen: tuple[Request, Snapshot] | None = None
 
 
 class _Entry:
@@ -22,8 +36,8 @@ class _Entry:
     __slots__ = ("decided", "ended_unix_s", "measured", "outcome")
 
     def __init__(self) -> None:
-        self.decided: deque[tuple[float, Decision, int | None, int | None]] = deque()
-        """(Unix seconds, decision, slot, predicted cached tokens), oldest first."""
+        self.decided: deque[_Noted] = deque()
+        """Oldest first."""
         self.measured: Measured | None = None
         self.outcome: Outcome | None = None
         self.ended_unix_s: float | None = None
@@ -55,10 +69,29 @@ class Journal:
             slot: the slot that it is sent to; None: the engine's choice.
             predicted: tokens of its prompt that should be cached there; None: nobody can tell.
         """
+        self._note(request_id, _Noted(self._clock(), decision, slot, predicted))
+
+    def waits(
+        self, request_id: str, decision: Decision, holds_s: float | None, request: Request, snapshot: Snapshot
+    ) -> None:
+        """Note a decision that let a request wait.
+
+        Args:
+            request_id: as its client sees it.
+            decision: why.
+            holds_s: how long it leaves seats to others at most, for a backend that suits it better; None: it does not.
+            request: as it was decided about.
+            snapshot: the fleet, as it was then.
+        """
+        seen = msgspec.structs.replace(request, prompt=None), snapshot  # a prompt's hashes may be some 100 KB
+        self._note(request_id, _Noted(self._clock(), decision, holds_s=holds_s, seen=seen))
+
+    def _note(self, request_id: str, noted: _Noted) -> None:
         entry = self._entries.get(request_id)
         if entry is None:
             entry = self._entries[request_id] = _Entry()
-        entry.decided.append((self._clock(), decision, slot, predicted))
+        entry.decided.append(noted)
+        decision = noted.decision
         named = len(decision.ranking) + len(decision.rejections)
         self._order.append((request_id, named))
         self._backends += named
@@ -80,7 +113,7 @@ class Journal:
             return None
         return ExplainAnswer(
             id=request_id,
-            decisions=[_explained(*decided) for decided in entry.decided],
+            decisions=[_explained(noted) for noted in entry.decided],
             outcome=None if entry.outcome is None else entry.outcome.value,
             ended_at_unix_s=entry.ended_unix_s,
             answer=None if entry.measured is None else _answer(entry.measured),
@@ -95,7 +128,26 @@ class Journal:
             del self._entries[request_id]
 
 
-def _explained(at_unix_s: float, decision: Decision, slot: int | None, predicted: int | None) -> ExplainedDecision:
+def _explained(noted: _Noted) -> ExplainedDecision:
+    if noted.seen is None:
+        return explained(noted.at_unix_s, noted.decision, noted.slot, noted.predicted)
+    told = explained_wait(noted.at_unix_s, noted.decision, noted.holds_s, *noted.seen)
+    told.tenant_full = bool(told.ranking) and noted.holds_s is None  # else it would have gone
+    return told
+
+
+def explained_wait(
+    at_unix_s: float, decision: Decision, holds_s: float | None, request: Request, snapshot: Snapshot
+) -> ExplainedDecision:
+    """A decision that let a request wait, with what stood in its way in this snapshot."""
+    told = explained(at_unix_s, decision, None, None)
+    told.waits, told.holds_s = True, holds_s
+    told.details = obstacles(decision, request, snapshot)
+    return told
+
+
+def explained(at_unix_s: float, decision: Decision, slot: int | None, predicted: int | None) -> ExplainedDecision:
+    """A decision in the shape that who asks gets; see `Journal.decided` for the arguments."""
     return ExplainedDecision(
         at_unix_s=at_unix_s,
         policy_version=decision.policy_version,

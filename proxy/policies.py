@@ -54,16 +54,25 @@ class Kept(msgspec.Struct, frozen=True):
     set: dict[str, Value] = {}
 
 
+class Shared(msgspec.Struct, frozen=True):
+    """What the proxies of a fleet agree on: all that was set, without what each has in its configuration."""
+
+    version: int
+    preset: str = ""
+    set: dict[str, Value] = {}
+
+
 class PolicyDocument:
     """The policy in force, and what it is made of. Every change is on disk before it is in force."""
 
-    def __init__(self, path: Path, config: PolicyConfig, limits: LimitsConfig) -> None:
+    def __init__(self, path: Path, config: PolicyConfig, limits: LimitsConfig, *, keeps_file: bool = True) -> None:
         """Read the file, if there is one; what is wrong there is left out and told in `problems`.
 
         Args:
             path: the file.
             config: the configuration's part.
             limits: of the configuration.
+            keeps_file: this process writes the file; otherwise another one of its state directory does.
 
         Raises:
             PolicyError: the configuration's part is wrong.
@@ -75,6 +84,7 @@ class PolicyDocument:
         """What of the file is not in force, and why; until the next change."""
         self._config = config
         self._limits = limits
+        self._keeps_file = keeps_file
         self._check_config(config)
         self._kept = self._read()
         self._values, self._origins = self._compose(self._kept)
@@ -126,6 +136,27 @@ class PolicyDocument:
             raise PolicyError(unknown)
         stays = {key: value for key, value in self._kept.set.items() if key not in keys}
         return self._change(msgspec.structs.replace(self._kept, set=stays))
+
+    @property
+    def shared(self) -> Shared:
+        """What the rest of the fleet has to know of it."""
+        return Shared(self._kept.version, self._kept.preset, dict(self._kept.set))
+
+    def adopt(self, shared: Shared) -> bool:
+        """Take over what was set elsewhere, instead of what was set here; whether that changed anything.
+
+        What is wrong there is left out and told in `problems`.
+        """
+        if shared == self.shared:
+            return False
+        self.problems = []
+        preset, good = self._checked(shared.preset, shared.set, "the fleet's policy")
+        kept = Kept(_usable(shared.version), preset=preset, set=good)
+        values, origins = self._compose(kept)
+        kept = msgspec.structs.replace(kept, digest=_digest(values))
+        self._try_to_write(kept)
+        self._put_in_force(kept, values, origins)
+        return True
 
     @property
     def preset(self) -> str:
@@ -207,10 +238,7 @@ class PolicyDocument:
         values, origins = self._compose(kept)
         kept = _numbered(kept, values)
         if kept != self._kept:
-            try:
-                self._write(kept)
-            except OSError as error:
-                log.warning("policy version not kept", file=str(self.path), error=error.strerror or str(error))
+            self._try_to_write(kept)
         return self._put_in_force(kept, values, origins)
 
     def _put_in_force(self, kept: Kept, values: dict[str, Value], origins: dict[str, str]) -> bool:
@@ -230,23 +258,26 @@ class PolicyDocument:
             return Kept()
         except (OSError, ValueError, RecursionError) as error:
             return self._unreadable(str(error))
-        version = data.get("version")
-        wanted, preset = data.get("set"), data.get("preset", "")
+        preset, good = self._checked(data.get("preset", ""), data.get("set"), str(self.path))
+        return Kept(
+            version=_usable(data.get("version")),
+            digest=str(data.get("digest", "")),
+            preset=preset,
+            set=good,
+        )
+
+    def _checked(self, preset: object, wanted: object, where: str) -> tuple[str, dict[str, Value]]:
+        """What can be in force of what somebody wrote."""
         if not isinstance(preset, str) or (preset and preset not in PRESETS):
-            self._leave_out(f"preset: there is none called {preset!r}")
+            self._leave_out(where, f"preset: there is none called {preset!r}")
             preset = ""
         good: dict[str, Value] = {}
         for key, given in wanted.items() if isinstance(wanted, dict) else ():
             try:
                 good[key] = checked(key, given)
             except PolicyError as error:
-                self._leave_out(str(error).partition("\n")[0])
-        return Kept(
-            version=_usable(version),
-            digest=str(data.get("digest", "")),
-            preset=preset,
-            set=good,
-        )
+                self._leave_out(where, str(error).partition("\n")[0])
+        return preset, good
 
     def _unreadable(self, why: str) -> Kept:
         """Keep the file aside for whoever edited it, and go on: versions do not begin anew if one can be made out."""
@@ -255,19 +286,29 @@ class PolicyDocument:
         try:
             found = re.search(rb"^version\s*=\s*(\d{1,7})\s*$", self.path.read_bytes(), re.MULTILINE)
             version = _usable(int(found[1])) if found else 0
-            self.path.replace(aside)
-            why += f"; it is now {aside.name}"
+            if self._keeps_file:
+                self.path.replace(aside)
+                why += f"; it is now {aside.name}"
         except OSError:
             pass
-        self._leave_out(f"cannot be read: {why}")
+        self._leave_out(str(self.path), f"cannot be read: {why}")
         return Kept(version=version)
 
-    def _leave_out(self, what: str) -> None:
-        log.error("part of the policy file is not in force", file=str(self.path), problem=what)
-        self.problems.append(f"{self.path}: {what}")
+    def _leave_out(self, where: str, what: str) -> None:
+        log.error("part of the policy is not in force", where=where, problem=what)
+        self.problems.append(f"{where}: {what}")
+
+    def _try_to_write(self, kept: Kept) -> None:
+        """For what is in force whether or not it can be kept."""
+        try:
+            self._write(kept)
+        except OSError as error:
+            log.warning("policy not kept", file=str(self.path), error=error.strerror or str(error))
 
     def _write(self, kept: Kept) -> None:
         """Replace the file; it is never half written. Short enough for the event loop."""
+        if not self._keeps_file:
+            return
         lines = [f"version = {kept.version}", f"digest = {toml_value(kept.digest)}"]
         if kept.preset:
             lines.append(f"preset = {toml_value(kept.preset)}")
@@ -284,7 +325,11 @@ def _usable(version: object) -> int:
 
 def _numbered(kept: Kept, values: Mapping[str, Value]) -> Kept:
     """With the next version if the policy is not the one of its present version."""
-    digest = hashlib.sha256(msgspec.json.encode(sorted(values.items()))).hexdigest()[:16]
+    digest = _digest(values)
     if digest == kept.digest:
         return kept
     return msgspec.structs.replace(kept, version=kept.version % LAST_VERSION + 1, digest=digest)
+
+
+def _digest(values: Mapping[str, Value]) -> str:
+    return hashlib.sha256(msgspec.json.encode(sorted(values.items()))).hexdigest()[:16]

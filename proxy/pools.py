@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from proxy.endpoint import Endpoint
+from proxy.gate_client import GateClient
 from proxy.relay import AttemptError, ConnectionPool
 from scheduler.domain import Failure
 
@@ -18,8 +19,10 @@ class Addresses(Protocol):
 class Pools:
     """Connection pools by backend."""
 
-    def __init__(self, fleet: Addresses) -> None:
+    def __init__(self, fleet: Addresses, gates: GateClient | None = None) -> None:
         self._fleet = fleet
+        self.gates = gates or GateClient()
+        """Dials the gates of other boxes."""
         self._pools: dict[str, ConnectionPool] = {}
 
     def of(self, backend_id: str) -> ConnectionPool:
@@ -36,7 +39,7 @@ class Pools:
         if pool is None or pool.endpoint != endpoint:
             if pool is not None:
                 pool.close()
-            pool = self._pools[backend_id] = ConnectionPool(endpoint)
+            pool = self._pools[backend_id] = ConnectionPool(endpoint, self.gates)
         return pool
 
     @staticmethod

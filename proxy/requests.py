@@ -103,17 +103,21 @@ class RequestBook:
         """`log` None: no line per request."""
         self._log = log
         self._clock = clock
-        self._ended: deque[tuple[float, AccessLine]] = deque(maxlen=KEPT)
+        self._open: dict[str, RequestRecord] = {}
+        self._ended: deque[RecentRequest] = deque(maxlen=KEPT)
         self._prefix = secrets.token_hex(4)
         self._count = 0
 
     def open(self, method: str, path: str, client: str) -> RequestRecord:
         """A request has come; its id is unlike any other's in the fleet."""
         self._count += 1
-        return RequestRecord(f"{self._prefix}-{self._count}", method, path, client, self._clock())
+        record = RequestRecord(f"{self._prefix}-{self._count}", method, path, client, self._clock())
+        self._open[record.id] = record
+        return record
 
     def close(self, record: RequestRecord) -> None:
         """The request is over."""
+        self._open.pop(record.id, None)
         usage = record.usage
         arrived_s, first_byte_s, queued_s = record.arrived_s, record.first_byte_s, record.queued_s
         line = AccessLine(
@@ -143,20 +147,30 @@ class RequestBook:
             detail=record.detail,
         )
         now_unix_s = time.time()
-        self._ended.append((now_unix_s, line))
+        self._ended.append(_recent(line, record, now_unix_s))
         if self._log is not None:
             self._log.write(line, now_unix_s)
 
     def recent(self) -> list[RecentRequest]:
         """The last requests that ended, newest last."""
-        return [
-            RecentRequest(
-                id=line.request, ended_at_unix_s=at_unix_s, status=line.status, outcome=line.outcome,
-                termination=line.termination, total_ms=line.total_ms, dialect=line.dialect, operation=line.operation,
-                model=line.model, backend=line.backend, queue_ms=line.queue_ms, first_byte_ms=line.first_byte_ms,
-                prompt_tokens=line.prompt_tokens, cached_tokens=line.cached_tokens,
-                predicted_cached_tokens=line.predicted_cached_tokens, output_tokens=line.output_tokens, slot=line.slot,
-                tenant=line.tenant,
-            )
-            for at_unix_s, line in self._ended
-        ]  # fmt: skip
+        return list(self._ended)
+
+    def being_answered(self, request_id: str) -> RequestRecord | None:
+        """The record of a request that is not over; None: there is none."""
+        return self._open.get(request_id)
+
+    def ended(self, request_id: str) -> RecentRequest | None:
+        """How a request ended; None: it has not, or that is forgotten."""
+        return next((each for each in reversed(self._ended) if each.id == request_id), None)
+
+
+def _recent(line: AccessLine, record: RequestRecord, at_unix_s: float) -> RecentRequest:
+    return RecentRequest(
+        id=line.request, ended_at_unix_s=at_unix_s, status=line.status, outcome=line.outcome,
+        termination=line.termination, total_ms=line.total_ms, dialect=line.dialect, operation=line.operation,
+        model=line.model, backend=line.backend, queue_ms=line.queue_ms, first_byte_ms=line.first_byte_ms,
+        prompt_tokens=line.prompt_tokens, cached_tokens=line.cached_tokens,
+        predicted_cached_tokens=line.predicted_cached_tokens, output_tokens=line.output_tokens, slot=line.slot,
+        tenant=line.tenant, priority=record.priority, position=record.position,
+        expected_wait_s=record.expected_wait_s,
+    )  # fmt: skip

@@ -41,6 +41,8 @@ class Server:
         self.limits = limits
         self.origins = origins
         self.tenancy = tenancy
+        self.served = 0
+        """Requests that ended."""
         self._open_bytes = 0
         """Size of the bodies of all requests that are being answered."""
 
@@ -60,6 +62,7 @@ class Server:
         finally:
             record.bytes_out = client.bytes_sent
             self._book.close(record)
+            self.served += 1
         return client.response()
 
     def _admit(self, client: Client, record: RequestRecord) -> None:

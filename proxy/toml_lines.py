@@ -3,7 +3,17 @@
 tomllib reads values but not where they stand. This only walks the text: keys and brackets are followed, values skipped.
 """
 
+import re
+
 Path = tuple[str | int, ...]
+
+_SECRET = re.compile(r"""((?:key|secret|url)["']?\s*=\s*).*""", re.IGNORECASE)
+"""Options that hold keys and passwords, and what follows them on a line that may be broken anywhere."""
+
+
+def secretless(line: str) -> str:
+    """A line of a TOML text, valid or not, without the keys and passwords in it."""
+    return _SECRET.sub(r"\1...", line)
 
 
 def key_lines(text: str) -> dict[Path, int]:

@@ -5,6 +5,7 @@ Shared by `slotgate demo` and `slotgate up`. Must not know which engines there a
 
 import contextlib
 import ctypes
+import os
 import shutil
 import signal
 import socket
@@ -18,10 +19,13 @@ from pathlib import Path
 import msgspec
 
 from proxy.admin_client import AdminClient, AdminError
-from proxy.config import parse_listen
+from proxy.listen_address import parse_listen
 
 NEEDED_BYTES = 256 * 1024 * 1024
 """Free space for logs, sockets and the embedded store, with room to spare."""
+PREFIX = "slotgate-"
+"""Of the directories in the temporary one."""
+ADMIN_SOCKET = "admin.sock"
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 20.0
 
@@ -48,7 +52,7 @@ def state_dir(name: str) -> Iterator[Path]:
         TrialError: it cannot be made, or there is too little space.
     """
     try:
-        path = Path(tempfile.mkdtemp(prefix=f"slotgate-{name}-"))
+        path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}-"))
     except OSError as error:
         raise TrialError(
             f"cannot make a directory in {tempfile.gettempdir()}: {error.strerror}. Free some space"
@@ -63,6 +67,18 @@ def state_dir(name: str) -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def running_sockets() -> list[Path]:
+    """Admin sockets in this user's directories of `state_dir` at which somebody listens."""
+    found = []
+    for path in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{ADMIN_SOCKET}")):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(1.0)
+            if path.parent.stat().st_uid == os.getuid():
+                probe.connect(str(path))
+                found.append(path)
+    return found
 
 
 def check_listen(listen: str, advice: str) -> None:
@@ -108,7 +124,7 @@ def serve(directory: Path, listen: str, rest: str) -> Iterator["subprocess.Popen
     config = directory / "config.toml"
     config.write_text(
         f"listen = {quoted(listen)}\nstate_dir = {quoted(directory)}\n"
-        f"admin_socket = {quoted(directory / 'admin.sock')}\n{rest}"
+        f"admin_socket = {quoted(directory / ADMIN_SOCKET)}\n{rest}"
     )
     with (directory / "slotgate.log").open("wb") as log:
         process = subprocess.Popen(
@@ -157,7 +173,7 @@ def wait_until_ready(
             told.add(what)
             tell(what)
 
-    with AdminClient(directory / "admin.sock") as admin:
+    with AdminClient(directory / ADMIN_SOCKET) as admin:
         while True:
             if (status := process.poll()) is not None:
                 raise TrialError(f"slotgate ended with status {status} while starting:\n{tail(directory)}")

@@ -17,6 +17,7 @@ import msgspec
 
 from proxy import trial
 from proxy.backends.launch import kept
+from proxy.backends.verify import DEFAULT_RUNNING_LIMIT
 from proxy.simulations import CARDS
 from proxy.trial import TrialError, quoted
 
@@ -60,6 +61,8 @@ class Up(msgspec.Struct, frozen=True):
     model: str
     api: str
     slots: int
+    running_limit: int
+    """Slots of an engine that run requests at once; the others keep prefixes."""
     speed: float
     admin_socket: str
     log: str
@@ -112,8 +115,9 @@ def run(box: Box, *, tell: Callable[[str], None], show: Callable[[Up], None]) ->
                     model=box.model,
                     api=box.api,
                     slots=box.slots,
+                    running_limit=min(DEFAULT_RUNNING_LIMIT, box.slots),
                     speed=box.speed,
-                    admin_socket=str(directory / "admin.sock"),
+                    admin_socket=str(directory / trial.ADMIN_SOCKET),
                     log=str(directory / "slotgate.log"),
                     pid=proxy.pid,
                     engines=tuple(engines),

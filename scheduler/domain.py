@@ -243,7 +243,7 @@ class BackendView(msgspec.Struct, frozen=True):
     seats_leased: int = 0
     """Seats of this proxy: running, being claimed, and abandoned ones that the engine has not freed yet."""
     seats_elsewhere: int = 0
-    """Seats of other proxies of the fleet, as the store last told."""
+    """Seats of other proxies of the fleet, as they told, or as the store did where that is more."""
     foreign_busy: int = 0
     """Slots that the engine reports busy beyond all leases: somebody goes around slotgate."""
     residencies: tuple[Residency, ...] = ()
@@ -261,9 +261,14 @@ class BackendView(msgspec.Struct, frozen=True):
     """Id of a waiting request for several seats that the free seats are kept for; empty: for anyone."""
 
     @property
+    def seats_held(self) -> int:
+        """Seats of the whole fleet."""
+        return self.seats_leased + self.seats_elsewhere
+
+    @property
     def taken(self) -> int:
         """Seats in use, whoever uses them."""
-        return self.seats_leased + self.seats_elsewhere + self.foreign_busy
+        return self.seats_held + self.foreign_busy
 
     @property
     def room(self) -> int:

@@ -3,6 +3,7 @@
 import msgspec
 
 from scheduler.domain import Decision, Health, Rejection
+from scheduler.news import LeaseOver, LeaseTaken, News
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -15,6 +16,10 @@ class Claim(msgspec.Struct, frozen=True):
     seats: int
     running_limit: int
     epoch: int
+    slot: int | None = None
+    """The slot that it names: nobody else may have it; None: the engine chooses."""
+    news: LeaseTaken | None = None
+    """What the other proxies hear if it is granted; None: there are none."""
 
 
 class Dispatch(msgspec.Struct, frozen=True):
@@ -59,6 +64,14 @@ class Release(msgspec.Struct, frozen=True):
 
     backend_id: str
     nonce: str
+    news: LeaseOver | None = None
+    """What the other proxies hear of it; None: there are none."""
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Tell the other proxies what no claim or release tells them."""
+
+    news: News
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -91,4 +104,4 @@ class SlotChoice(msgspec.Struct, frozen=True):
     because: str
 
 
-Effect = Claim | Dispatch | Reject | Cancel | Release | Look | WakeAt | HealthChanged | SlotChoice
+Effect = Claim | Dispatch | Reject | Cancel | Release | Tell | Look | WakeAt | HealthChanged | SlotChoice

@@ -15,6 +15,7 @@ import msgspec
 
 from scheduler.domain import Measured
 from scheduler.learning import Gain, Mean, Steps, gain_of_time, keep
+from scheduler.picture import MeanPicture, PairPicture, Picture
 from scheduler.priors import BATCH_TOKENS, Rates, rates_for
 
 KEPT = 512
@@ -96,6 +97,27 @@ class _Pair:
         self.batch_ms = _held(self.batch_ms * exp(change * batch), self.rates.batch_ms)
         self.token_ms = _held(self.token_ms * exp(change * token), self.rates.token_ms)
         self.pair_ms = _held(self.pair_ms * exp(change * pair), self.rates.pair_ms)
+
+    def picture(self, model: str, now_s: float) -> PairPicture:
+        factors, gains = self.steps.picture()
+        return PairPicture(
+            model, self.rates, self.batch_ms, self.token_ms, self.pair_ms, self.copy_ms, self.prefill_gain.picture(),
+            self.copy_gain.picture(), factors, gains, self.limit, self.samples,
+            None if self.learned_s is None else now_s - self.learned_s,
+        )  # fmt: skip
+
+    @staticmethod
+    def of_picture(told: PairPicture, now_s: float) -> "_Pair":
+        pair = _Pair(told.rates)
+        pair.batch_ms, pair.token_ms, pair.pair_ms, pair.copy_ms = (
+            told.batch_ms, told.token_ms, told.pair_ms, told.copy_ms,
+        )  # fmt: skip
+        pair.prefill_gain.restore(told.prefill)
+        pair.copy_gain.restore(told.copies)
+        pair.steps.restore(told.factors, told.gains)
+        pair.limit, pair.samples = told.limit, told.samples
+        pair.learned_s = None if told.learned_s_ago is None else now_s - told.learned_s_ago
+        return pair
 
     def learn_copy(self, sample_ms: float) -> None:
         self.copy_ms = max(0.0, self.copy_ms + self.copy_gain.correction(sample_ms - self.copy_ms))
@@ -215,6 +237,30 @@ class Estimates:
         self._backends.pop(backend_id, None)
         for key in [key for key in self._pairs if key[0] == backend_id]:
             del self._pairs[key]
+
+    def pairs(self, backend_id: str, now_s: float) -> tuple[PairPicture, ...]:
+        """What is believed of a backend's models, for another proxy."""
+        return tuple([pair.picture(model, now_s) for (of, model), pair in self._pairs.items() if of == backend_id])
+
+    def answers(self) -> tuple[tuple[str, str | None, int | None, MeanPicture], ...]:
+        """What is believed of the lengths of answers, for another proxy."""
+        return tuple([(*key, mean.picture()) for key, mean in self._outputs.items()])
+
+    def ratios(self) -> tuple[tuple[str, MeanPicture], ...]:
+        """Tokens per byte by model, for another proxy."""
+        return tuple([(model, mean.picture()) for model, mean in self._tokens_per_byte.items()])
+
+    def restore_pairs(self, backend_id: str, pairs: tuple[PairPicture, ...], now_s: float) -> None:
+        """Go on with a backend from where another proxy is."""
+        for told in pairs:
+            keep(self._pairs, (backend_id, told.model), _Pair.of_picture(told, now_s), KEPT)
+
+    def restore(self, picture: Picture) -> None:
+        """Go on with all that is no backend's from where another proxy is."""
+        for model, tenant, size, mean in picture.outputs:
+            keep(self._outputs, (model, tenant, size), Mean(1.0).restore(mean), KEPT_ANSWERS)
+        for model, mean in picture.tokens_per_byte:
+            keep(self._tokens_per_byte, model, Mean(1.0).restore(mean), KEPT)
 
     def table(self, now_s: float, limits: Mapping[str, int]) -> list[EstimateRow]:
         """What is believed, by backend and model; `limits`: the running limit of each backend."""

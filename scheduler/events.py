@@ -5,6 +5,8 @@ import msgspec
 from scheduler.domain import Backend, Failure, Measured, Outcome, Report, Request
 from scheduler.health import Signal
 from scheduler.memory import GpuMemory
+from scheduler.news import News
+from scheduler.picture import Picture
 from scheduler.policy import Policy
 
 
@@ -72,6 +74,10 @@ class ClaimRefused(msgspec.Struct, frozen=True):
     draining: bool = False
     epoch: int | None = None
     """The backend's epoch in the store, where it differs from ours."""
+    slot_refused: bool = False
+    """There is room, but the slot is another lease's, or somebody left the choice of a slot to the engine."""
+    unsure: bool = False
+    """The answer was lost: it may have been granted, and is given back in any case."""
 
 
 class AnswerStarted(msgspec.Struct, frozen=True):
@@ -120,6 +126,27 @@ class PolicyChanged(msgspec.Struct, frozen=True):
     policy: Policy
 
 
+class NewsHeard(msgspec.Struct, frozen=True):
+    """Another proxy of the fleet told something. Backends in it are named, and their epochs counted, as here."""
+
+    owner: str
+    """The proxy that told it."""
+    news: News
+
+
+class ProxiesChanged(msgspec.Struct, frozen=True):
+    """Who else is in the fleet. What is known of those that are not is dropped: their leases have expired."""
+
+    owners: frozenset[str]
+    """All other proxies that are present."""
+
+
+class PictureHeard(msgspec.Struct, frozen=True):
+    """What another proxy has learned, for one that starts. Before any traffic; backends may join before or after."""
+
+    picture: Picture
+
+
 class StoppingAnnounced(msgspec.Struct, frozen=True):
     """The proxy shuts down: nothing new is taken; what waits is still served until its deadline."""
 
@@ -145,6 +172,9 @@ Event = (
     | DrainRequested
     | UndrainRequested
     | PolicyChanged
+    | NewsHeard
+    | ProxiesChanged
+    | PictureHeard
     | StoppingAnnounced
     | TimePassed
 )

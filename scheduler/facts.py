@@ -23,6 +23,10 @@ NOT_NOW = frozenset({Failure.LOADING, Failure.OVERLOADED})
 """Failures by which a healthy engine says: later."""
 
 
+SLOT_REFUSED_S = 0.1
+"""How long a slot that the store refused is not named: by then we have heard whose it is."""
+
+
 class Facts:
     """Everything that changes the replica, except leases."""
 
@@ -43,7 +47,7 @@ class Facts:
         self._matching = matching
         self._deadlines = deadlines
         self._effects = effects
-        self._tuned: dict[str, str | None] = {}
+        self.tuned: dict[str, str | None] = {}
         """The model by which the running limit of a backend was tuned last."""
 
     def changed(self, backend: Backend, now_s: float) -> list[str]:
@@ -75,7 +79,7 @@ class Facts:
         self._start_anew(state)
         self._outlook.left(backend_id)
         self._replica.leave(backend_id)
-        self._tuned.pop(backend_id, None)
+        self.tuned.pop(backend_id, None)
         self._matching.shake()
         return orphans
 
@@ -110,7 +114,7 @@ class Facts:
         if report.busy_slots is not None and self._seats.any_abandoned(backend_id):
             self._effects.append(Look(backend_id, now_s + self.policy.look_after_s))
         as_thought = self._outlook.reported(state.backend, report.slots, report.asked_at_s)
-        ours = not (state.seats_elsewhere or self._outlook.engine_chooses(backend_id))
+        ours = not (state.seats_unknown or self._outlook.naming.engine_chooses(backend_id))
         if ours and not as_thought:
             self.doubt_slots(backend_id, "a slot is busy that is idle by our account")
         elif state.slots_doubted and report.busy_slots == 0:
@@ -141,16 +145,28 @@ class Facts:
             signal = Signal.DRAIN if event.draining else Signal.UNDRAIN
             self.signalled(event.backend_id, signal, now_s, f"{signal.value}: the store says so")
         if event.asked_at_s >= state.elsewhere_asked_s:
-            self._learn_elsewhere(state, event.seats_elsewhere, event.asked_at_s, now_s)
+            self._learn_elsewhere(state, event.seats_elsewhere, event.asked_at_s, event.asked_at_s, now_s)
+            self._note_elsewhere(state)
 
-    def refused(self, lease: Lease, event: ClaimRefused, now_s: float) -> None:
-        """The store refused a claim of the present epoch. Whatever the reason, it must not be repeated at once."""
+    def refused(self, lease: Lease, event: ClaimRefused, now_s: float, *, alone: bool = True) -> None:
+        """The store refused a claim of the present epoch. Whatever the reason, it must not be repeated at once.
+
+        But where only the slot was refused, another one is tried, and where a seat fell free meanwhile, that one is.
+        `alone`: no other proxy tells us what it holds.
+        """
         state = self._replica.get(lease.backend_id)
         if state is None:
             return
-        self._learn_elsewhere(state, event.seats_elsewhere, now_s, now_s)
+        self._learn_elsewhere(state, event.seats_elsewhere, now_s, lease.claimed_s, now_s, passing=not alone)
+        if alone:
+            self._note_elsewhere(state)
         if event.draining and state.draining_since_s <= lease.claimed_s:
             self.signalled(lease.backend_id, Signal.DRAIN, now_s, "drain: the store says so")
+        elif event.slot_refused and lease.work is not None and lease.work.slot is not None:
+            nonce = self._outlook.naming.refuse(lease.backend_id, lease.work.slot)
+            self._deadlines.set((f"slot {nonce}", lease.backend_id), now_s + SLOT_REFUSED_S)
+        elif state.ended_seats(lease.claimed_s):
+            pass  # what was in its way is gone
         elif self._replica.view(lease.backend_id).room >= lease.seats:
             state.pause(now_s, self.policy.refused_pause_s)
             self._cooled(state)
@@ -169,7 +185,7 @@ class Facts:
         state = self._replica.get(lease.backend_id)
         if state is None or state.backend.epoch != lease.epoch:
             return
-        running = self._replica.view(lease.backend_id).seats_leased
+        running = self._replica.view(lease.backend_id).seats_held
         if not self._outlook.done(lease, state.backend, request, measured, running, now_s):
             self.doubt_slots(lease.backend_id, f"slot {measured.slot} answered in place of the one named")
         self.tune_limit(lease.backend_id, request.model)
@@ -179,7 +195,7 @@ class Facts:
         state = self._replica.get(backend_id)
         if state is None or not state.told.auto_limit:
             return
-        self._tuned[backend_id] = model
+        self.tuned[backend_id] = model
         limit = self._outlook.running_limit(state.told, model, self.policy.token_target_ms)
         if limit != state.backend.running_limit:
             state.backend = msgspec.structs.replace(state.told, running_limit=limit)
@@ -188,7 +204,7 @@ class Facts:
 
     def tune_limits(self) -> None:
         """Another time per token is allowed: tune the limits of all backends, each by the model that it was last."""
-        for backend_id, model in self._tuned.items():
+        for backend_id, model in self.tuned.items():
             self.tune_limit(backend_id, model)
 
     def doubt_slots(self, backend_id: str, because: str) -> None:
@@ -209,6 +225,7 @@ class Facts:
         state = self._replica.get(backend_id)
         if state is not None:
             state.learn_elsewhere(0, state.elsewhere_asked_s)
+            self._note_elsewhere(state)
             self._replica.touch(backend_id)
             self._matching.free(backend_id)
 
@@ -234,16 +251,24 @@ class Facts:
             self._deadlines.cancel(("cool", backend_id))
             self._shake(state)
 
-    def _learn_elsewhere(self, state: BackendState, seats: int, asked_at_s: float, now_s: float) -> None:
+    def _learn_elsewhere(
+        self, state: BackendState, seats: int, asked_at_s: float, since_s: float, now_s: float, *, passing: bool = False
+    ) -> None:
         backend_id = state.backend.id
-        if seats > 0:
+        leases = self._replica.ledger.at(backend_id)
+        known = sum(lease.seats for lease in leases if lease.owner and lease.granted_s != inf)
+        before = state.seats_unknown
+        state.learn_elsewhere(seats, asked_at_s, known, since_s, passing=passing)
+        if state.seats_unknown:
             self._deadlines.set(("fresh", backend_id), now_s + self.policy.elsewhere_fresh_s)
-        elif state.seats_elsewhere:
+        elif before:
             self._deadlines.cancel(("fresh", backend_id))
-        state.learn_elsewhere(seats, asked_at_s)
-        self._note_naming(state, "other proxies use it" if seats else "no other proxy uses it any more")
         self._replica.touch(backend_id)
         self._matching.free(backend_id)
+
+    def _note_elsewhere(self, state: BackendState) -> None:
+        because = "other proxies use it" if state.unaccounted else "no other proxy uses it any more"
+        self._note_naming(state, because)
 
     def _cooled(self, state: BackendState) -> None:
         if state.cooling_until_s != -inf:

@@ -69,6 +69,14 @@ class Shares:
             left = self.left(rank, tenant, quantum)
             self._left[rank, tenant] = min(quantum, left - tokens)
 
+    def picture(self) -> tuple[tuple[int, str, float], ...]:
+        """(rank, tenant, weighted tokens left) of each tenant that is remembered, for another proxy."""
+        return tuple([(rank, tenant, left) for (rank, tenant), left in self._left.items()])
+
+    def restore(self, told: tuple[tuple[int, str, float], ...]) -> None:
+        """Go on from where another proxy is."""
+        self._left = OrderedDict(((rank, tenant), left) for rank, tenant, left in told[-KEPT:])
+
     def began(self, tenant: str) -> None:
         """A request of this tenant gets a seat."""
         self._running[tenant] = self._running.get(tenant, 0) + 1

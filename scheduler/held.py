@@ -9,6 +9,7 @@ from math import ceil
 from typing import NamedTuple
 
 from scheduler.domain import Prompt
+from scheduler.picture import HeldPicture
 
 STRIPPED = 2.0
 """An answer with more than this many times the tokens of the message that stands for it now was not sent back whole:
@@ -34,6 +35,17 @@ class Held(NamedTuple):
     """Equal for copies of one and the same sequence."""
     counted: bool = False
     """The engine told both lengths; otherwise they are estimates."""
+
+
+def pictured(held: Held) -> HeldPicture:
+    """The same for another proxy."""
+    return HeldPicture(held.prompt, held.prompt_tokens, held.tokens, held.answer_tokens, held.content, held.counted)
+
+
+def of_picture(told: HeldPicture) -> Held:
+    """What another proxy told."""
+    size = max(1, told.prompt.size_bytes)
+    return Held(told.prompt, size, told.prompt_tokens, told.tokens, told.answer_tokens, told.content, told.counted)
 
 
 _new = tuple.__new__

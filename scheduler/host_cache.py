@@ -2,7 +2,8 @@
 
 from scheduler import slot_rules
 from scheduler.domain import Prompt
-from scheduler.held import Held, Use, overlap, use
+from scheduler.held import Held, Use, of_picture, overlap, pictured, use
+from scheduler.picture import HeldPicture
 from scheduler.prefix_index import PrefixIndex, holders_of
 
 ENTRIES = 256
@@ -26,6 +27,11 @@ class HostCache:
     def tokens(self) -> int:
         """Tokens of all entries."""
         return sum(entry.tokens for entry in self._entries.values())
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the prompts of all entries."""
+        return sum(len(entry.prompt.blocks) for entry in self._entries.values())
 
     def save(self, held: Held | None) -> bool:
         """Copy a slot's content here; False: nothing was copied."""
@@ -71,6 +77,15 @@ class HostCache:
         """Forget all."""
         for key in list(self._entries):
             self._pop(key)
+
+    def picture(self) -> tuple[HeldPicture, ...]:
+        """All entries, oldest first."""
+        return tuple([pictured(held) for held in self._entries.values()])
+
+    def restore_all(self, entries: tuple[HeldPicture, ...]) -> None:
+        """Hold these, oldest first, as far as they fit."""
+        for entry in entries:
+            self.save(of_picture(entry))
 
     def _matches(self, prompt: Prompt) -> list[tuple[int, int, int]]:
         """(entry, bytes in common, message end there) of each entry with something in common."""

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from math import exp, log
 from typing import TypeVar
 
+from scheduler.picture import GainPicture, MeanPicture
 from scheduler.priors import Rates
 
 KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
@@ -17,6 +18,8 @@ CLAMP = 3.0
 """A sample moves an estimate at most as if it were so many times it, or the inverse of that."""
 LEAST_GAIN = 0.05
 """What a sample weighs in the long run."""
+WORTH_IT = 0.01
+"""A change of a time, as a share of it, that is worth a new table: each answer brings a small one."""
 LEAST_MS = 1e-3
 """No time is taken to be shorter."""
 
@@ -40,6 +43,15 @@ class Gain:
     def weight(self) -> float:
         """How much the estimate can be relied upon: samples that agreed with it, at most 20."""
         return min(20.0, 1.0 + self._agreed)
+
+    def picture(self) -> GainPicture:
+        """For another proxy."""
+        return GainPicture(self._agreed, self._spread)
+
+    def restore(self, told: GainPicture) -> "Gain":
+        """Go on from where another proxy is; returns itself."""
+        self._agreed, self._spread = told.agreed, told.spread
+        return self
 
     def correction(self, residual: float) -> float:
         """What to add for a sample that lies so far above the estimate."""
@@ -66,6 +78,15 @@ class Mean:
         self.value = value
         self._samples = 0
 
+    def picture(self) -> MeanPicture:
+        """For another proxy."""
+        return MeanPicture(self.value, self._samples)
+
+    def restore(self, told: MeanPicture) -> "Mean":
+        """Go on from where another proxy is; returns itself."""
+        self.value, self._samples = told.value, told.samples
+        return self
+
     def learn(self, sample: float) -> None:
         self._samples += 1
         clipped = max(self.value / CLAMP, min(self.value * CLAMP, sample))
@@ -75,12 +96,14 @@ class Mean:
 class Steps:
     """Time per output token by how many run: never falling."""
 
-    __slots__ = ("_factors", "_first_ms", "_further_ms", "_gains", "_slope_ms", "_table_ms")
+    __slots__ = ("_built", "_factors", "_first_ms", "_further_ms", "_gains", "_slope_ms", "_table_ms")
 
     def __init__(self, rates: Rates) -> None:
         self._first_ms = max(LEAST_MS, rates.step_first_ms)
         self._further_ms = max(0.0, rates.step_further_ms)
         self._factors = [0.0] * len(KNOTS)  # logarithms; where nothing was learned, from the neighbours
+        self._built: list[float] = []
+        """The factors that the table was made of."""
         self._gains: list[Gain | None] = [None] * len(KNOTS)
         self._rebuild()
 
@@ -92,10 +115,25 @@ class Steps:
     def learn(self, running: int, sample_ms: float) -> None:
         knot = _NEAREST[min(max(running, 1), KNOTS[-1])]
         gain = self._gains[knot]
+        is_first = gain is None
         if gain is None:
             gain = self._gains[knot] = gain_of_time()
         self._factors[knot] += gain.correction(log(sample_ms / self._prior(max(running, 1))) - self._factors[knot])
-        self._rebuild()
+        if is_first or abs(self._factors[knot] - self._built[knot]) > WORTH_IT:
+            self._rebuild()
+
+    def picture(self) -> tuple[tuple[float, ...], tuple[GainPicture | None, ...]]:
+        """Factors and gains, for another proxy: with what was learned until now in the table, as the other one will."""
+        if self._factors != self._built:
+            self._rebuild()
+        return tuple(self._factors), tuple([gain.picture() if gain is not None else None for gain in self._gains])
+
+    def restore(self, factors: tuple[float, ...], gains: tuple[GainPicture | None, ...]) -> None:
+        """Go on from where another proxy is."""
+        if len(factors) == len(gains) == len(KNOTS):
+            self._factors = list(factors)
+            self._gains = [gain_of_time().restore(gain) if gain is not None else None for gain in gains]
+            self._rebuild()
 
     def _prior(self, running: int) -> float:
         return self._first_ms + (running - 1) * self._further_ms
@@ -106,6 +144,7 @@ class Steps:
         for knot, gain in enumerate(self._gains):
             if gain is None and learned:
                 self._factors[knot] = self._between(knot, learned)
+        self._built = list(self._factors)
         values = [self._prior(KNOTS[knot]) * exp(factor) for knot, factor in enumerate(self._factors)]
         values = rising(values, [gain.weight if gain else 0.01 for gain in self._gains])
         table = [values[0], values[0]]

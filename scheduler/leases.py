@@ -1,5 +1,8 @@
 """The ledger of leases: who holds how many seats of which backend. Knows nothing of health, policies or requests' fate.
 
+Beside our own it has those of the other proxies, as far as they told: they are only taken in (`hear`) and let go
+(`unhear`), and owe the store nothing.
+
 A lease lives like this; every arrow happens at most once, and whoever removes a granted lease owes the store one
 Release:
 
@@ -19,6 +22,8 @@ from enum import StrEnum
 from math import inf
 
 import msgspec
+
+from scheduler.domain import Request
 
 ENDED_KEPT = 512
 """Leases ended since the last report that are remembered per backend: at 200 requests/s more than one poll's worth."""
@@ -73,12 +78,21 @@ class Lease(msgspec.Struct, eq=False):
     work: Work | None = None
     streams: bool = False
     """Its answer is streamed to its client: the first byte tells when its prompt was computed."""
+    owner: str = ""
+    """The proxy that holds it; empty: this one."""
+    request: Request | None = None
+    """What it was claimed for."""
+    charged: float = 0.0
+    """Weighted tokens that its tenant is charged for it, as the other proxies know."""
+    stood: bool = False
+    """It was told among all that we hold while its claim was on its way: a refusal must be told too."""
 
 
 class Ended(msgspec.Struct, frozen=True):
     """A lease that was at the engine and is gone; needed to read reports that were asked for before."""
 
     granted_s: float
+    """-inf: another proxy's, which we heard of some time after it was granted."""
     released_s: float
     seats: int
 
@@ -87,12 +101,17 @@ _NONE: dict[str, Lease] = {}
 
 
 class Ledger:
-    """All leases of this proxy. Unknown nonces are answered with None, never with an error: events may come twice."""
+    """All leases. Unknown nonces are answered with None, never with an error: events may come twice.
+
+    Iterating and counting mean those of this proxy.
+    """
 
     def __init__(self) -> None:
         self._leases: dict[str, Lease] = {}
+        self._elsewhere: dict[str, Lease] = {}
         self._by_backend: dict[str, dict[str, Lease]] = {}
         self._seats: dict[str, int] = {}
+        self._seats_elsewhere: dict[str, int] = {}
         self._ended: dict[str, deque[Ended]] = {}
         self._forgotten_until_s: dict[str, float] = {}
 
@@ -103,27 +122,53 @@ class Ledger:
         return iter(self._leases.values())
 
     def get(self, nonce: str) -> Lease | None:
-        """The lease, if it is still there."""
+        """A lease of this proxy, if it is still there."""
         return self._leases.get(nonce)
 
     def of(self, backend_id: str) -> list[Lease]:
-        """Leases at a backend, oldest claim first."""
-        return list(self._by_backend.get(backend_id, {}).values())
+        """Our own leases at a backend, oldest claim first."""
+        return [lease for lease in self._by_backend.get(backend_id, _NONE).values() if not lease.owner]
 
     def at(self, backend_id: str) -> Collection[Lease]:
-        """The same, not to be kept or changed."""
+        """All leases at a backend, whoever holds them; not to be kept or changed."""
         return self._by_backend.get(backend_id, _NONE).values()
+
+    def elsewhere(self) -> Collection[Lease]:
+        """The leases of other proxies; not to be kept or changed."""
+        return self._elsewhere.values()
 
     def seats(self, backend_id: str) -> int:
         """Seats taken at a backend by this proxy."""
         return self._seats.get(backend_id, 0)
 
+    def seats_elsewhere(self, backend_id: str) -> int:
+        """Seats at a backend that other proxies are known to hold, or that are kept for them."""
+        return self._seats_elsewhere.get(backend_id, 0)
+
     def claim(self, lease: Lease) -> None:
         """Keep seats for a claim that is on its way to the store."""
         lease.since_s = lease.claimed_s
         self._leases[lease.nonce] = lease
-        self._by_backend.setdefault(lease.backend_id, {})[lease.nonce] = lease
-        self._seats[lease.backend_id] = self._seats.get(lease.backend_id, 0) + lease.seats
+        self._add(lease, self._seats)
+
+    def hear(self, lease: Lease) -> None:
+        """A lease of another proxy; CLAIMING: not claimed yet, but its turn."""
+        self._elsewhere[lease.nonce] = lease
+        self._add(lease, self._seats_elsewhere)
+
+    def heard(self, nonce: str) -> Lease | None:
+        """A lease of another proxy, if it is still there."""
+        return self._elsewhere.get(nonce)
+
+    def unhear(self, nonce: str, now_s: float, *, remember: bool = False) -> Lease | None:
+        """A lease of another proxy is over; `remember` as for `release`. None: unknown."""
+        lease = self._elsewhere.get(nonce)
+        if lease is None:
+            return None
+        self._remove(lease)
+        if remember and lease.granted_s != inf:
+            self._remember(lease, now_s)
+        return lease
 
     def grant(self, nonce: str, now_s: float) -> Lease | None:
         """The store said yes. None: unknown, or said before. An UNWANTED lease comes back as such, to be released."""
@@ -168,16 +213,13 @@ class Ledger:
             return None
         self._remove(lease)
         if remember and lease.state is not LeaseState.UNWANTED:
-            ended = self._ended.setdefault(lease.backend_id, deque())
-            ended.append(Ended(lease.granted_s, now_s, lease.seats))
-            if len(ended) > ENDED_KEPT:
-                self._forgotten_until_s[lease.backend_id] = ended.popleft().released_s
+            self._remember(lease, now_s)
         return lease
 
     def void(self, backend_id: str, now_s: float) -> list[Lease]:
-        """The engine is gone or another one: remove its granted leases and return them, oldest first.
+        """The engine is gone or another one: remove our granted leases there and return them, oldest first.
 
-        Claims still on their way are disowned and no longer count.
+        Claims still on their way are disowned and no longer count. What others hold there they let go themselves.
         """
         granted = []
         for lease in self.of(backend_id):
@@ -209,8 +251,18 @@ class Ledger:
         if not ended:
             self._ended.pop(backend_id, None)
 
+    def _remember(self, lease: Lease, now_s: float) -> None:
+        ended = self._ended.setdefault(lease.backend_id, deque())
+        ended.append(Ended(lease.granted_s if not lease.owner else -inf, now_s, lease.seats))
+        if len(ended) > ENDED_KEPT:
+            self._forgotten_until_s[lease.backend_id] = ended.popleft().released_s
+
+    def _add(self, lease: Lease, seats: dict[str, int]) -> None:
+        self._by_backend.setdefault(lease.backend_id, {})[lease.nonce] = lease
+        seats[lease.backend_id] = seats.get(lease.backend_id, 0) + lease.seats
+
     def _remove(self, lease: Lease) -> None:
-        del self._leases[lease.nonce]
+        del (self._elsewhere if lease.owner else self._leases)[lease.nonce]
         leases = self._by_backend[lease.backend_id]
         del leases[lease.nonce]
         if lease.counted:
@@ -218,6 +270,7 @@ class Ledger:
         if not leases:
             del self._by_backend[lease.backend_id]
             self._seats.pop(lease.backend_id, None)
+            self._seats_elsewhere.pop(lease.backend_id, None)
 
     def _uncount(self, lease: Lease) -> None:
-        self._seats[lease.backend_id] -= lease.seats
+        (self._seats_elsewhere if lease.owner else self._seats)[lease.backend_id] -= lease.seats

@@ -12,6 +12,9 @@ others, oldest first. The one that goes is decided over all backends: another on
 much better for it: one that holds its conversation, for instance. So it may where a backend has room, but the slot that
 holds the conversation is busy. At most `HOLDS_AT_ONCE` tickets leave the same seat; the next one takes it.
 
+*Other proxies.* Their tickets stand in the same line. One whose turn it is stays there but stands aside (see `turns`):
+its own proxy claims for it, by the same reckoning. Whoever asked `next_match` keeps the seats for it meanwhile.
+
 *Overtaking.* A request for several seats would starve behind single ones that take each seat as it falls free. Once it
 waited `overtake_s`, the seats of one backend are kept for it.
 """
@@ -21,13 +24,15 @@ from math import inf
 from scheduler.case import Case
 from scheduler.deadlines import Deadlines
 from scheduler.decide import cost, decide, is_computing
-from scheduler.domain import Decision, Rejection
+from scheduler.domain import Decision, Rejection, Request
 from scheduler.fairness import Shares
 from scheduler.filters import could_ever, first_rejection
+from scheduler.keeping import Keeping
 from scheduler.outlook import Outlook
 from scheduler.policy import Policy
 from scheduler.replica import BackendState, Replica
-from scheduler.waiting import Group, Queue, Stage, Ticket, WaitingLine, kind_of
+from scheduler.turns import Turns
+from scheduler.waiting import Group, Queue, Stage, Ticket, WaitingLine, kind_of, rank_of
 
 SOFT = frozenset({Rejection.COOLING, Rejection.TRIED})
 """Reasons that a look at all backends may overrule."""
@@ -36,6 +41,8 @@ HOLD_LEAST_MS = 30.0
 """Less to compute than this is not worth waiting for, whatever the ratio."""
 HOLD_LEAST_TOKENS = 64
 """Nor is a backend that has hardly more of the prompt than the one that has room."""
+LATE_S = 5.0
+"""Another proxy's request that still waits so long after its time is over was forgotten there."""
 HOLDS_AT_ONCE = 4
 """Tickets that may leave the same seat to others; the next one takes it."""
 
@@ -47,6 +54,7 @@ class Matching:
         self.policy = policy
         self.line = WaitingLine()
         self.shares = Shares()
+        self.turns = Turns()
         self._outlook = outlook or Outlook(replica.ledger)
         self._replica = replica
         self._deadlines = deadlines
@@ -56,8 +64,7 @@ class Matching:
         """Ids of requests that found no backend since something last became possible."""
         self._unfit: set[str] = set()
         """Ids of those that the backend which is being looked at cannot take; another one may."""
-        self._held: tuple[Ticket, str] | None = None
-        """The overdue ticket and the backend whose seats are kept for it."""
+        self._keeping = Keeping(replica, self.line, self._could_use, self.free)
 
     @property
     def unsettled(self) -> bool:
@@ -97,12 +104,23 @@ class Matching:
         """A ticket waits no more."""
         self.line.remove(ticket)
         self._deadlines.cancel(("wait", ticket.request.id))
+        if ticket.owner:
+            self.turns.tickets.discard(ticket.request.id)
+            self._deadlines.cancel(("late", ticket.request.id))
+            self._deadlines.cancel(("aside", ticket.request.id))
         if ticket.hold_until_s is not None:
             self._deadlines.cancel(("hold", ticket.request.id))
         if ticket.request.least_seats > 1:
             self._deadlines.cancel(("overtake", ticket.request.id))
-        if self._held is not None and self._held[0] is ticket:
-            self._let_go()
+        self._keeping.goes(ticket)
+
+    def _take(self, ticket: Ticket) -> None:
+        """A ticket goes: out of the line, or aside if its own proxy sends it."""
+        if not ticket.owner:
+            self.remove(ticket)
+            return
+        self.turns.tickets.add(ticket.request.id)
+        self._keeping.goes(ticket)
 
     def is_down(self, ticket: Ticket) -> bool:
         """Whether no backend that may serve a waiting ticket is alive."""
@@ -111,13 +129,24 @@ class Matching:
     def is_overdue(self, ticket: Ticket, now_s: float) -> None:
         """A ticket for several seats has been overtaken long enough."""
         self.line.overdue[ticket.request.id] = ticket
-        self._hold(now_s)
+        self._keeping.keep(now_s)
 
     def began(self, tenant: str) -> None:
         """A request of this tenant gets a seat. If that is its last one, no seats are kept for it any more."""
         self.shares.began(tenant)
-        if self._held is not None and self._at_cap(self._held[0].request.tenant):
-            self._let_go()
+        kept_for = self._keeping.ticket
+        if kept_for is not None and self._at_cap(kept_for.request.tenant):
+            self._keeping.let_go()
+
+    def ended(self, tenant: str) -> None:
+        """It has, and is claiming, that seat no more: its tenant may run another request."""
+        self.shares.ended(tenant)
+        if self.policy.tenant_max_running:
+            self.free_all()
+
+    def charge(self, request: Request, tokens: float) -> None:
+        """A tenant uses so many weighted tokens; negative: it used less than it was charged for."""
+        self.shares.charge(rank_of(request.priority), request.tenant, tokens, self.policy.quantum_tokens)
 
     def forgive(self, rank: int, tenant: str) -> None:
         """A tenant gets a seat that nobody else can use now."""
@@ -132,7 +161,7 @@ class Matching:
         )
 
     def take_hopeless(self, now_s: float) -> list[Ticket]:
-        """Look at all groups anew after a shake; removes and returns the tickets that no backend may ever serve."""
+        """Look at all groups anew after a shake; removes and returns those of ours that no backend may ever serve."""
         if not self._shaken:
             return []
         self._shaken = False
@@ -140,7 +169,7 @@ class Matching:
         for group in list(self.line.groups.values()):
             self._review(group, now_s)
             if not group.backends:
-                hopeless += list(group)
+                hopeless += [ticket for ticket in group if not ticket.owner]
         hopeless.sort(key=lambda ticket: ticket.order)
         for ticket in hopeless:
             self.remove(ticket)
@@ -162,6 +191,10 @@ class Matching:
         if self._at_cap(ticket.request.tenant) and ticket.request.seats:
             return decision, False
         return decision, not (may_hold and self._holds(ticket, decision, now_s))
+
+    def _could_use(self, ticket: Ticket) -> bool:
+        """Whether seats that are kept for a ticket would be used: its tenant may run more, and its proxy takes it."""
+        return not (self._at_cap(ticket.request.tenant) or self.turns.is_aside(ticket))
 
     def _at_cap(self, tenant: str) -> bool:
         most = self.policy.tenant_max_running
@@ -185,7 +218,8 @@ class Matching:
             common = self._outlook.most_common_tokens(view.backend, ticket.request)
             if common < best.reused_tokens + HOLD_LEAST_TOKENS:
                 continue
-            if self._outlook.later_ms(view, case, ticket.reuses, full=reason is not None) >= limit_ms:
+            full = reason is not None
+            if self._outlook.later_ms(view, case, ticket.reuses, full=full, below_ms=limit_ms) >= limit_ms:
                 continue
             if ticket.hold_until_s is None:
                 ticket.hold_until_s = now_s + policy.hold_s
@@ -195,9 +229,12 @@ class Matching:
         return False
 
     def next_match(self, now_s: float) -> tuple[Ticket, Decision] | None:
-        """Remove and return the ticket that goes next, with the decision that says where. None: nothing fits."""
+        """The ticket that goes next, with the decision that says where. None: nothing fits.
+
+        It is out of the line, or aside if it is another proxy's.
+        """
         if self._freed and self.line.overdue:
-            self._hold(now_s)
+            self._keeping.keep(now_s)
         while self._freed:
             backend_id = next(iter(self._freed))
             found = self._best_of(backend_id, now_s)
@@ -211,7 +248,7 @@ class Matching:
                 self._freed = {chosen_id: None, **self._freed}
                 self._unfit.clear()
                 continue
-            self.remove(ticket)
+            self._take(ticket)
             return ticket, decision
         self._barren.clear()
         return None
@@ -265,7 +302,7 @@ class Matching:
         if state is None or not state.usable:
             return None, []
         room = self._replica.view(backend_id).room
-        kept_for = self._held[0] if self._held is not None and self._held[1] == backend_id else None
+        kept_for = self._keeping.kept_at(backend_id)
         if kept_for is not None and kept_for.request.least_seats <= room and kept_for.request.id not in self._barren:
             return kept_for, []
         by_rank: dict[int, list[Queue]] = {}
@@ -298,7 +335,8 @@ class Matching:
 
     def _is_left(self, ticket: Ticket) -> bool:
         """Whether the backend that is being looked at may still take the ticket."""
-        return ticket.request.id not in self._barren and ticket.request.id not in self._unfit
+        request_id = ticket.request.id
+        return not (request_id in self._barren or request_id in self._unfit or self.turns.is_aside(ticket))
 
     def _in_order(self, tickets: list[Ticket], backend_id: str, now_s: float) -> list[Ticket]:
         """The tickets that the backend may take, in the order in which they go; the others become barren."""
@@ -306,7 +344,7 @@ class Matching:
         if policy.order == "fcfs" or len(tickets) == 1:
             return sorted(tickets, key=lambda ticket: ticket.order)
         view = self._replica.view(backend_id)
-        ordered: list[tuple[float, int, Ticket]] = []
+        ordered: list[tuple[float, float, Ticket]] = []
         for ticket in tickets:
             case = Case(ticket.request, policy, now_s, ticket.tried, alive=True)
             age_s = now_s - ticket.request.arrived_s
@@ -342,44 +380,12 @@ class Matching:
 
     def _set_deadline(self, ticket: Ticket, group: Group, now_s: float) -> None:
         at_s = ticket.request.wait_until_s
+        if ticket.owner:
+            self._deadlines.set(("late", ticket.request.id), at_s + LATE_S)
+            return
         if group.down_since_s is not None:
             at_s = min(at_s, now_s + self.policy.down_wait_s)
         self._deadlines.set(("wait", ticket.request.id), at_s)
-
-    def _hold(self, now_s: float) -> None:
-        """See to it that a backend's seats are kept for the oldest overdue ticket that some backend may serve."""
-        if self._held is not None:
-            ticket, backend_id = self._held
-            if self._may_hold(self._replica.get(backend_id), ticket, now_s):
-                return
-            self._let_go()
-        for ticket in sorted(self.line.overdue.values(), key=lambda ticket: ticket.order):
-            backends = [state for state in self._replica.states() if self._may_hold(state, ticket, now_s)]
-            if backends:
-                chosen = min(backends, key=lambda state: (-self._replica.view(state.backend.id).room, state.backend.id))
-                chosen.held_for = ticket.request.id
-                self._replica.touch(chosen.backend.id)
-                self._held = ticket, chosen.backend.id
-                return
-
-    def _may_hold(self, state: BackendState | None, ticket: Ticket, now_s: float) -> bool:
-        if state is None or not state.usable or now_s < state.cooling_until_s:
-            return False
-        if self._at_cap(ticket.request.tenant):
-            return False  # it could not use them
-        backend_id = state.backend.id
-        return backend_id in self.line.groups[kind_of(ticket)].backends and backend_id not in ticket.tried
-
-    def _let_go(self) -> None:
-        if self._held is None:
-            return
-        backend_id = self._held[1]
-        self._held = None
-        state = self._replica.get(backend_id)
-        if state is not None:
-            state.held_for = ""
-            self._replica.touch(backend_id)
-            self.free(backend_id)
 
 
 def _usable(state: BackendState | None) -> bool:

@@ -11,14 +11,14 @@ Callers ask `reuses` for each waiting request and backend. It is quick, and its 
 
 from collections.abc import Sequence
 from math import ceil
-from typing import NamedTuple
 
 from scheduler import slot_rules
 from scheduler.domain import Prompt, SlotState
-from scheduler.held import Held, Use, use
+from scheduler.held import Held, Use, of_picture, use
 from scheduler.host_cache import HostCache
+from scheduler.picture import MirrorPicture
 from scheduler.prefix_index import holders_of
-from scheduler.slot_contents import SlotContents
+from scheduler.slot_contents import Lease, Reuse, SlotContents
 
 TOLERANCE_TOKENS = 64
 """A prediction this close to the truth is right: one block of `domain.BLOCK_BYTES`."""
@@ -26,50 +26,17 @@ TOLERANCE_TOKENS = 64
 FIRM_TRUST = 0.7
 """With less trust than this, predictions are scaled down by it."""
 
+MOST_SLOTS = 128
+"""Of one engine that are accounted for, the first ones: bounds the work per request. No card runs as many at once."""
+
 TRUST_STEP = 0.1
 """Weight of one answer in `trust`."""
 
 NOTHING = Use(0, 0, 0)
 
 
-class Reuse(NamedTuple):
-    """One idle slot for one prompt."""
-
-    slot: int
-    reused_tokens: int
-    """Tokens of the prompt that the slot has."""
-    fresh_tokens: int
-    """Tokens of the prompt to be computed; at least 1. 0: there is no prompt to tell from."""
-    lost_tokens: int
-    """Tokens in the slot that would be overwritten."""
-    shared_lost: int
-    """Of them those that another idle slot holds too: losing them costs nothing."""
-    idle_since_s: float
-    """When the slot was last used; -inf: never."""
-
-
 _new = tuple.__new__
 """See `held`."""
-
-
-class Lease:
-    """One request at the engine."""
-
-    __slots__ = ("abandoned", "named", "predicted", "prompt", "slots", "taken_s", "tokens")
-
-    def __init__(self, prompt: Prompt | None, tokens: int, now_s: float, *, named: bool) -> None:
-        self.prompt = prompt
-        self.tokens = max(1, tokens)
-        self.taken_s = now_s
-        self.named = named
-        self.slots: list[int] = []
-        self.predicted: int | None = None
-        self.abandoned = False
-
-    @property
-    def tokens_per_byte(self) -> float:
-        """Of its own prompt, as estimated."""
-        return self.tokens / max(1, self.prompt.size_bytes) if self.prompt else 0.0
 
 
 class Mirror:
@@ -84,6 +51,7 @@ class Mirror:
             copies_idle: each task copies all idle slots there (`--cache-idle-slots`).
             unified: all slots share one KV cache, so that copied ones are cleared (`--kv-unified`).
         """
+        slots = min(slots, MOST_SLOTS)
         self.version = 0
         """Grows with every change that `reuses` or `later` could show."""
         self.trust = 1.0
@@ -98,6 +66,10 @@ class Mirror:
         self._idle = (1 << slots) - 1
         self._shared = [0] * slots
         self._shared_version = -1
+
+    def has(self, slot: int | None) -> bool:
+        """Whether this is a slot that is accounted for."""
+        return slot is not None and 0 <= slot < len(self._used_s)
 
     def idle(self) -> int:
         """How many slots no request of ours occupies."""
@@ -211,6 +183,18 @@ class Mirror:
             self._copy_idle()
         return lease.slots[0] if lease.slots else None
 
+    def vacate(self, slot: int) -> None:
+        """The store says that a slot is free, though by our account a request is on it: that one's end is to be heard.
+
+        What becomes of that request changes the slot no more. Nothing happens where the slot is idle.
+        """
+        for lease in self._leases.values():
+            if slot in lease.slots:
+                lease.slots.remove(slot)
+                lease.predicted = None
+                self._idle |= 1 << slot
+                self.version += 1
+
     def done(self, nonce: str, prompt_tokens: int | None, output_tokens: int | None, now_s: float) -> None:
         """The engine finished a request in order: the slot holds the prompt and all generated tokens but the last.
 
@@ -319,7 +303,7 @@ class Mirror:
     def forget(self, *slots: int) -> None:
         """What these slots hold is not known any more; numbers that no slot has change nothing."""
         for number in slots:
-            if 0 <= number < len(self._used_s):
+            if self.has(number):
                 self._contents.hold(number, None)
         self.version += 1
 
@@ -332,6 +316,37 @@ class Mirror:
         self._host.clear()
         self._idle = (1 << len(self._used_s)) - 1
         self.trust = 1.0
+        self.version += 1
+
+    def picture(self, model: str, now_s: float, since_s: float = float("-inf")) -> MirrorPicture:
+        """What is believed, for a proxy that starts. Slots that are busy, or last used before `since_s`, are empty."""
+        kept = self._idle & sum(1 << slot for slot, used_s in enumerate(self._used_s) if used_s >= since_s)
+        ago = tuple([now_s - used_s if used_s > float("-inf") else None for used_s in self._used_s])
+        host = self._host.picture() if since_s == float("-inf") else ()
+        return MirrorPicture(model, self.trust, self._sequences, self._contents.picture(kept), ago, host)
+
+    def sizes(self) -> list[tuple[float, int]]:
+        """(last used, blocks of its prompt) of each idle slot that holds something."""
+        held = self._contents.held
+        return [
+            (self._used_s[slot], len(each.prompt.blocks))
+            for slot in holders_of(self._idle)
+            if (each := held[slot]) is not None
+        ]
+
+    def host_blocks(self) -> int:
+        """Blocks of the prompts in the host cache."""
+        return self._host.blocks
+
+    def restore(self, picture: MirrorPicture, now_s: float) -> None:
+        """Believe what another proxy did of as many slots; those that are busy are known better."""
+        for slot, (held, ago_s) in enumerate(zip(picture.held, picture.used_s_ago, strict=True)):
+            if not self._is_idle(slot):
+                continue
+            self._contents.hold(slot, of_picture(held) if held is not None else None)
+            self._used_s[slot] = now_s - ago_s if ago_s is not None else float("-inf")
+        self._host.restore_all(picture.host)
+        self.trust, self._sequences = picture.trust, picture.sequences
         self.version += 1
 
     def _occupy(self, lease: Lease, named: int | None) -> Use:

@@ -11,25 +11,23 @@ import msgspec
 
 from scheduler.case import Case
 from scheduler.domain import Backend, BackendView, Candidate, Engine, Measured, Request, SlotState
+from scheduler.endings import Endings
 from scheduler.estimates import Estimates
-from scheduler.leases import Lease, LeaseState, Ledger, Work
+from scheduler.leases import Lease, Ledger, Work
 from scheduler.loads import Loads
-from scheduler.mirror import Mirror, Reuse
+from scheduler.mirror import Mirror
+from scheduler.naming import Naming
 from scheduler.policy import Policy
 from scheduler.priors import rates_for
 from scheduler.returns import Returns
+from scheduler.slot_contents import Reuse
 from scheduler.slot_rules import choose
-
-LEAST_LEFT_TOKENS = 5
-"""An answer that outran its estimate is expected to have so many tokens left."""
-
+from scheduler.slot_shares import SlotShares
 
 RETURNED = 0.9
 """Who reuses this share of what a slot holds came back for it."""
 SLOW_LIMIT = 8
 """Requests that may run at once on a backend too slow for any aim."""
-OUTRUN = 0.5
-"""Lengths of answers have a long tail: one that is older than expected has this share of its age still before it."""
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -64,10 +62,9 @@ class Outlook:
         self.returns = Returns()
         self._ledger = ledger
         self._mirrors: dict[str, dict[str, Mirror]] = {}
-        self._reserved: dict[str, dict[str, int]] = {}
-        """Slots that are named by claims on their way, by backend and nonce."""
-        self._unnamed: dict[str, set[str]] = {}
-        """Nonces of leases at engines that chose the slot themselves, so that nobody knows it, by backend."""
+        self.endings = Endings(ledger, self.estimates)
+        self.naming = Naming()
+        self.slot_shares = SlotShares()
 
     def mirror(self, backend: Backend, model: str | None) -> Mirror:
         """Our account of a backend's slots; an Ollama has slots of its own for each model."""
@@ -86,7 +83,7 @@ class Outlook:
         """Whether the engine shall be told which slot to use: only where we know which ones are idle."""
         if not (policy.choose_slot and request.can_name_slot and request.seats == 1):
             return False
-        return view.names_slots and view.backend.id not in self._unnamed
+        return view.names_slots and not self.naming.engine_chooses(view.backend.id)
 
     def fit(self, view: BackendView, case: Case, memory: Reuses) -> Fit:
         """The request at this backend, on the idle slot that suits it best."""
@@ -120,7 +117,9 @@ class Outlook:
         best: tuple[float, float, Reuse, float, float] | None = None
         last: tuple[int, float] = (-1, 0.0)
         for reuse in reuses:
-            worth = chance(now_s - reuse.idle_since_s) if reuse.lost_tokens and policy.loss_weight else 0.0
+            worth = 0.0
+            if reuse.lost_tokens and policy.loss_weight:
+                worth = chance(now_s - reuse.idle_since_s) * self.slot_shares.weight(backend_id, reuse.slot)
             lost = reuse.lost_tokens - unshared * reuse.shared_lost
             if not reuse.reused_tokens:
                 rank = (lost * worth, reuse.idle_since_s)
@@ -160,8 +159,8 @@ class Outlook:
         if known is None or known[0] is not mirror or known[1] != mirror.version:
             reuses = mirror.reuses(request.prompt, self.estimates.tokens_per_byte(_named(request)))
             known = memory[backend.id] = mirror, mirror.version, reuses
-        reserved = self._reserved.get(backend.id)
-        return [each for each in known[2] if each.slot not in reserved.values()] if reserved else known[2]
+        reserved = self.naming.slots_reserved(backend.id)
+        return [each for each in known[2] if each.slot not in reserved] if reserved else known[2]
 
     def running_limit(self, backend: Backend, model: str | None, token_target_ms: float) -> int:
         """How many requests may run at a backend without going above a time per token, of those that it allows.
@@ -208,51 +207,32 @@ class Outlook:
         common = self.mirror(backend, request.model).common_bytes(request.prompt)
         return common * self.estimates.tokens_per_byte(_named(request))
 
-    def later_ms(self, view: BackendView, case: Case, memory: Reuses, *, full: bool) -> float:
-        """Cost of waiting for this backend and running there then; infinity: no idea.
+    def later_ms(self, view: BackendView, case: Case, memory: Reuses, *, full: bool, below_ms: float = inf) -> float:
+        """Cost of waiting for this backend and running there then; infinity: no idea, or surely not below `below_ms`.
 
         `full`: any of its seats that falls free would do. Otherwise only one on whose slot there is something to reuse.
         """
         backend, request, policy = view.backend, case.request, case.policy
-        ends = {
-            lease.nonce: self.remaining_ms(lease, case.now_s, view)
-            for lease in self._ledger.at(backend.id)
-            if lease.state is LeaseState.HELD
-        }
-        if not ends or request.prompt is None:
-            return inf
+        mirror = self.mirror(backend, request.model)
+        ends = self.endings.expected(view, case.now_s, mirror.version)
         taken = max(0, view.taken - 1)
-        stall = policy.prefill_weight * (1.0 + policy.stall_weight * taken)
         beside = policy.active_ms * taken
+        if request.prompt is None or ends.least_ms + beside >= below_ms:
+            return inf
+        stall = policy.prefill_weight * (1.0 + policy.stall_weight * taken)
         best = inf
         reuses = self._reuses(backend, request, memory) if full else []
         if reuses:
             _, prefill_ms, loss_ms = self._best(reuses, backend.id, case, taken)
-            first_ms = sum(ends.values()) / len(ends) ** 2  # of so many, if ends were without memory
-            best = first_ms + stall * prefill_ms + policy.loss_weight * loss_ms + beside
+            best = ends.any_ms + stall * prefill_ms + policy.loss_weight * loss_ms + beside
         per_byte = self.estimates.tokens_per_byte(_named(request))
         whole = self.tokens(request)
-        for nonce, reused in self.mirror(backend, request.model).later(request.prompt, per_byte):
-            if nonce in ends:
+        for nonce, reused in mirror.later(request.prompt, per_byte):
+            if nonce in ends.by_nonce:
                 fresh = max(1, whole - reused)
                 prefill_ms = self.estimates.prefill_ms(backend.id, _named(request), fresh, reused)
-                best = min(best, ends[nonce] + stall * prefill_ms + beside)
+                best = min(best, ends.by_nonce[nonce] + stall * prefill_ms + beside)
         return best
-
-    def remaining_ms(self, lease: Lease, now_s: float, view: BackendView) -> float:
-        """Time until a lease is expected to end."""
-        work = lease.work
-        if work is None:
-            return inf
-        step_ms = self.estimates.step_ms(lease.backend_id, lease.model or "", max(1, view.seats_leased))
-        answer_ms = work.output_tokens * step_ms
-        if lease.committed:
-            passed_ms = (now_s - work.first_byte_s) * 1000.0
-        else:  # of an answer that comes as a whole nobody sees the first token
-            passed_ms = (now_s - lease.claimed_s) * 1000.0 - work.prefill_ms
-            if passed_ms < 0.0 or lease.streams:
-                return max(0.0, -passed_ms) + answer_ms
-        return max(LEAST_LEFT_TOKENS * step_ms, answer_ms - passed_ms, OUTRUN * passed_ms)
 
     # What becomes of leases
 
@@ -264,33 +244,52 @@ class Outlook:
         output = self.estimates.output_tokens(_named(request), request.tenant, request.max_output_tokens)
         lease.work = Work(tokens, candidate.reused_tokens, prefill_ms, output, candidate.slot)
         if candidate.slot is not None:
-            self._reserved.setdefault(lease.backend_id, {})[lease.nonce] = candidate.slot
+            self.naming.reserve(lease, candidate.slot)
 
     def granted(
         self, lease: Lease, view: BackendView, request: Request, now_s: float, views: Iterable[BackendView] = ()
     ) -> None:
-        """The claim was granted: the request is on its way to the engine. `views`: of the whole fleet."""
+        """The claim was granted, to us or to another proxy: the request is on its way to the engine.
+
+        `views`: of the whole fleet.
+        """
         work, backend = lease.work, view.backend
         if work is None:
             return
         self.loads.begun(view, request.model, now_s, views)
-        self._unreserve(lease)
-        if backend.id in self._unnamed or not view.names_slots:
-            work.slot = None  # meanwhile somebody let the engine choose: it may have taken this slot
-        slot = work.slot
-        if slot is None:
-            self._unnamed.setdefault(backend.id, set()).add(lease.nonce)
+        self.naming.unreserve(backend.id, lease.nonce)
         mirror = self.mirror(backend, request.model)
-        if slot is not None:
+        any_slot = self.naming.engine_chooses(backend.id) or not view.names_slots
+        if not mirror.has(work.slot) or (any_slot and not lease.owner):
+            work.slot = None  # its proxy knows other slots than we do; or the engine chose, perhaps this one
+        if (slot := work.slot) is None:
+            self.naming.engine_chose(backend.id, lease.nonce)
+        else:
+            mirror.vacate(slot)
             held, used_s = mirror.held(slot)
             if held:
                 self.returns.observe(now_s - used_s, returned=work.reused_tokens >= RETURNED * held)
-        mirror.take(lease.nonce, request.prompt, work.tokens, slot, now_s, seats=lease.seats)
+        used = mirror.take(lease.nonce, request.prompt, work.tokens, slot, now_s, seats=lease.seats)
+        if used is not None:
+            self.slot_shares.used(backend.id, used, request.tenant)
+
+    def unname(self, lease: Lease, now_s: float) -> None:
+        """After all the engine chooses the slot of a lease that another proxy holds."""
+        work = lease.work
+        if work is None or work.slot is None:
+            return
+        work.slot = None
+        self.naming.engine_chose(lease.backend_id, lease.nonce)
+        prompt = lease.request.prompt if lease.request is not None else None
+        for mirror in self._mirrors.get(lease.backend_id, {}).values():
+            mirror.dropped(lease.nonce, now_s)
+            mirror.take(lease.nonce, prompt, work.tokens, None, now_s, seats=lease.seats)
 
     def answered(self, lease: Lease, now_s: float) -> None:
         """The first byte of an answer came."""
         if lease.work is not None:
             lease.work.first_byte_s = now_s
+            self.endings.changed(lease.backend_id)
 
     def done(
         self, lease: Lease, backend: Backend, request: Request, measured: Measured, running: int, now_s: float
@@ -317,24 +316,14 @@ class Outlook:
 
     def gone(self, lease: Lease, now_s: float) -> None:
         """A lease is no more. What its slot holds is not known, unless its answer was complete."""
-        self._unreserve(lease)
+        self.naming.unreserve(lease.backend_id, lease.nonce)
         if lease.work is None or lease.granted_s == inf:
             return
         for mirror in self._mirrors.get(lease.backend_id, {}).values():
             mirror.dropped(lease.nonce, now_s, answered=lease.committed)
         if lease.model is not None and lease.work.first_byte_s == inf:
             self.loads.release(lease.backend_id, lease.model)
-        unnamed = self._unnamed.get(lease.backend_id, set())
-        unnamed.discard(lease.nonce)
-        if not unnamed:
-            self._unnamed.pop(lease.backend_id, None)
-
-    def _unreserve(self, lease: Lease) -> None:
-        reserved = self._reserved.get(lease.backend_id, {})
-        if reserved.get(lease.nonce) is not None:
-            del reserved[lease.nonce]
-            if not reserved:
-                del self._reserved[lease.backend_id]
+        self.naming.gone(lease.backend_id, lease.nonce)
 
     # What becomes of backends
 
@@ -352,10 +341,6 @@ class Outlook:
             return True
         return self.mirror(backend, None).report(slots, asked_at_s)
 
-    def engine_chooses(self, backend_id: str) -> bool:
-        """Whether a request runs there whose slot the engine chose: nobody knows which."""
-        return backend_id in self._unnamed
-
     def loaded(self, backend: Backend, models: set[str], asked_at_s: float) -> None:
         """A look showed these models loaded; what an Ollama held of others is gone."""
         self.loads.seen(backend.id, models, asked_at_s)
@@ -367,18 +352,19 @@ class Outlook:
     def resized(self, backend_id: str) -> None:
         """An engine has other slots than we thought: what runs on which of them, and what they hold, is not known."""
         self._mirrors.pop(backend_id, None)
-        self._reserved.pop(backend_id, None)
+        self.slot_shares.void(backend_id)
+        self.naming.void(backend_id)
         for lease in self._ledger.at(backend_id):
             if lease.work is not None:
                 lease.work.slot = None
                 if lease.granted_s != inf:
-                    self._unnamed.setdefault(backend_id, set()).add(lease.nonce)
+                    self.naming.engine_chose(backend_id, lease.nonce)
 
     def void(self, backend_id: str) -> None:
         """Another engine runs there, or none: it holds nothing that we knew."""
         self._mirrors.pop(backend_id, None)
-        self._reserved.pop(backend_id, None)
-        self._unnamed.pop(backend_id, None)
+        self.slot_shares.void(backend_id)
+        self.naming.void(backend_id)
         self.loads.void(backend_id)
 
     def left(self, backend_id: str) -> None:

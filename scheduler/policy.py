@@ -35,6 +35,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Pause after the store refused a claim for which its own numbers show room (epochs differ, say)."""
     elsewhere_fresh_s: Amount = 10.0
     """Seats of other proxies that the store has not confirmed for this long no longer bar claims: it checks them."""
+    turn_s: Amount = 0.03
+    """How long a seat is kept for the request of another proxy whose turn it is; not taken by then, it goes to the
+    next."""
     retry_ratio: Amount = 0.2
     """Retries allowed per request that arrived within `retry_window_s`, beside those of `retry_floor_per_s`."""
     retry_floor_per_s: Amount = 10.0

@@ -25,8 +25,13 @@ class SlidingSum:
         return self._total
 
     def per_s(self, now_s: float) -> float:
-        """The same per second."""
-        return self.total(now_s) / self.window_s
+        """The same per second since the first of it: an idle time before that says nothing of the pace."""
+        newest = self._advance(now_s)
+        for passed in range(newest - BUCKETS + 1, newest + 1):
+            if self._buckets[passed % BUCKETS]:
+                since_s = max(self._width_s, min(self.window_s, now_s - passed * self._width_s))
+                return self._total / since_s
+        return 0.0
 
     def _advance(self, now_s: float) -> int:
         """Empty the buckets that fell out of the window; returns the number of the current one."""

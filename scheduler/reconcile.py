@@ -16,9 +16,14 @@ with it, down to `foreign_least`, which is what the report proves even if it sho
 to abandoned ones first. Only seats that are then still unexplained by any busy slot are proven idle.
 
 Requests in the engine's own queue count as busy slots: they will take the next ones that fall free.
+
+*Leases of other proxies* explain busy slots like ours, also where the look may not have shown them: when they were
+granted is not known here, only when we heard of it. Of those that they abandoned, none is taken to be idle while a slot
+could be theirs: that is for them to prove.
 """
 
 from collections.abc import Iterable
+from math import inf
 
 import msgspec
 
@@ -55,16 +60,18 @@ def read(
     Args:
         busy: slots busy in the engine plus requests in its own queue.
         asked_at_s: when the look began.
-        leases: ours at this backend now.
-        ended: those of ours that ended since the look began.
-        seats_elsewhere: seats that other proxies hold, as last told.
+        leases: all that are known at this backend now.
+        ended: those that ended since the look began.
+        seats_elsewhere: seats that other proxies hold beyond those leases, as last told.
         slots: the engine's, if it tells them one by one.
     """
     leases = list(leases)
     live = known = doubtful = 0
     abandoned: list[Lease] = []
     for lease in leases:
-        if lease.state is LeaseState.HELD:
+        if lease.owner and not (lease.state is LeaseState.HELD and lease.granted_s <= asked_at_s):
+            known += lease.seats if lease.granted_s != inf else 0
+        elif lease.state is LeaseState.HELD:
             if lease.granted_s <= asked_at_s:
                 live += lease.seats
             else:

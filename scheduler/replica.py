@@ -1,14 +1,15 @@
 """The local picture of the fleet: what is known of each backend, folded into the snapshot that decisions see.
 
-Knows nothing of requests; seats taken by this proxy are read from the ledger. Views are rebuilt only for backends that
+Knows nothing of requests; seats that leases take are read from the ledger. Views are rebuilt only for backends that
 changed (`touch`), since most events change one of many.
 """
 
+from collections import deque
 from math import inf
 
 from scheduler.domain import Backend, BackendView, Engine, Report, Residency, SlotState, Snapshot
 from scheduler.health import Life
-from scheduler.leases import Lease, Ledger
+from scheduler.leases import ENDED_KEPT, Lease, Ledger
 from scheduler.reconcile import read
 
 
@@ -25,13 +26,20 @@ class BackendState:
         """Failures, each after the pause for the one before, since the last success."""
         self.cooling_until_s = -inf
         self.cooling_firm = False
-        self.seats_elsewhere = 0
+        self.seats_unknown = 0
+        """Seats that other proxies hold by what the store told, beyond the leases that we heard of."""
         self.elsewhere_asked_s = -inf
-        """When the store was asked for the number above."""
+        """When the store was asked for that."""
+        self.unaccounted = False
+        """Whether the number above may not just be news on their way: somebody uses the engine who tells nothing."""
+        self.elsewhere_ended: deque[tuple[float, int]] = deque(maxlen=ENDED_KEPT)
+        """When we heard of the end of leases of other proxies, and their seats."""
         self.elsewhere_explains = 0
         """Its largest value since the report before the last: what the last report may show of other proxies."""
         self.elsewhere_recent = 0
         """Its largest value since the last report."""
+        self.elsewhere_wrong = 0
+        """The store's numbers in a row that were not what the other proxies told."""
         self.report_asked_s = -inf
         self.reported_s = -inf
         """When the last accepted look began, and when it came back."""
@@ -87,7 +95,9 @@ class BackendState:
         self.strikes = 0
         self.cooling_until_s = -inf
         self.cooling_firm = False
-        self.seats_elsewhere = self.elsewhere_explains = self.elsewhere_recent = 0
+        self.seats_unknown = self.elsewhere_explains = self.elsewhere_recent = 0
+        self.unaccounted = False
+        self.elsewhere_ended.clear()
         self.unexplained = self.unexplained_least = 0
         self.slots = ()
         self.residencies = ()
@@ -101,19 +111,44 @@ class BackendState:
         known = self.backend.managed or self.reported_s > -inf
         if self.backend.engine is not Engine.LLAMA_SERVER or not (self.reports_slots and known):
             return False
-        return not (self.slots_doubted or self.seats_elsewhere or self.deferred or self.foreign_busy)
+        return not (self.slots_doubted or self.unaccounted or self.deferred or self.foreign_busy)
 
     @property
     def foreign_busy(self) -> int:
         """Busy slots that no proxy of the fleet holds."""
         return max(0, self.unexplained - self.elsewhere_explains)
 
-    def learn_elsewhere(self, seats: int, asked_at_s: float) -> None:
-        """Take the store's number of seats that other proxies hold."""
-        self.seats_elsewhere = seats
+    def learn_elsewhere(
+        self, seats: int, asked_at_s: float, known: int = 0, since_s: float = inf, *, passing: bool = False
+    ) -> None:
+        """Take the store's number of seats that other proxies hold.
+
+        Args:
+            seats: the store's number.
+            asked_at_s: when it was asked for, or now if it came unasked.
+            known: seats of those leases of theirs that we know of now.
+            since_s: when the store was asked; it may have counted leases that ended since then.
+            passing: what is not known of that is most likely news on their way.
+        """
+        self.seats_unknown = max(0, seats - known - self.ended_seats(since_s))
+        if not (passing and self.seats_unknown):
+            self.unaccounted = self.seats_unknown > 0
         self.elsewhere_asked_s = asked_at_s
-        self.elsewhere_explains = max(self.elsewhere_explains, seats)
-        self.elsewhere_recent = max(self.elsewhere_recent, seats)
+        self.elsewhere_explains = max(self.elsewhere_explains, self.seats_unknown)
+        self.elsewhere_recent = max(self.elsewhere_recent, self.seats_unknown)
+
+    def hear_taken(self, seats: int) -> None:
+        """Another proxy told of a lease: the store's number most likely had it already."""
+        self.seats_unknown = max(0, self.seats_unknown - seats)
+        self.unaccounted = self.unaccounted and self.seats_unknown > 0
+
+    def hear_ended(self, seats: int, now_s: float) -> None:
+        """Another proxy told of the end of a lease: the store's number may still have it."""
+        self.elsewhere_ended.append((now_s, seats))
+
+    def ended_seats(self, since_s: float) -> int:
+        """Seats of other proxies of which we heard since then that they fell free."""
+        return sum(seats for at_s, seats in self.elsewhere_ended if at_s >= since_s)
 
     def learn_report(self, report: Report, ledger: Ledger, now_s: float) -> tuple[str, ...]:
         """Take a report in; returns the nonces of abandoned leases that it proves idle."""
@@ -123,7 +158,7 @@ class BackendState:
         self.deferred = report.deferred or 0
         self.residencies = report.residencies
         self.elsewhere_explains = self.elsewhere_recent
-        self.elsewhere_recent = self.seats_elsewhere
+        self.elsewhere_recent = self.seats_unknown
         if report.busy_slots is None:
             self.unexplained = self.unexplained_least = 0
             return ()
@@ -131,7 +166,7 @@ class BackendState:
         ended = ledger.ended_after(backend_id, report.asked_at_s)
         ledger.forget_ended(backend_id, report.asked_at_s)
         busy = report.busy_slots + (report.deferred or 0)
-        reading = read(busy, report.asked_at_s, ledger.of(backend_id), ended or (), self.seats_elsewhere, report.slots)
+        reading = read(busy, report.asked_at_s, ledger.at(backend_id), ended or (), self.seats_unknown, report.slots)
         if ended is not None:
             self.unexplained_least = max(0, reading.unexplained - reading.doubtful - reading.doubtful_ended)
             self.unexplained = max(self.unexplained_least, reading.unexplained - reading.doubtful_ended)
@@ -142,13 +177,13 @@ class BackendState:
         if self.report_asked_s < lease.granted_s <= self.reported_s:
             self.unexplained = max(self.unexplained_least, self.unexplained - lease.seats)
 
-    def view(self, seats_leased: int) -> BackendView:
-        """The backend as a decision sees it."""
+    def view(self, seats_leased: int, seats_known: int = 0) -> BackendView:
+        """The backend as a decision sees it; `seats_known`: of other proxies, as they told."""
         return BackendView(
             self.backend,
             self.life.health,
             seats_leased,
-            self.seats_elsewhere,
+            seats_known + self.seats_unknown,
             self.foreign_busy,
             self.residencies,
             self.slots,
@@ -187,7 +222,7 @@ class Replica:
     def join(self, backend: Backend) -> BackendState:
         """A new backend."""
         state = self._states[backend.id] = BackendState(backend)
-        self._views[backend.id] = state.view(self.ledger.seats(backend.id))
+        self._views[backend.id] = self._view(state)
         self.touch(backend.id)
         return state
 
@@ -216,9 +251,13 @@ class Replica:
         """The fleet as of now."""
         return Snapshot(now_s, self.views())
 
+    def _view(self, state: BackendState) -> BackendView:
+        backend_id = state.backend.id
+        return state.view(self.ledger.seats(backend_id), self.ledger.seats_elsewhere(backend_id))
+
     def _refresh(self) -> None:
         if self._changed:
             for backend_id in self._changed:
-                self._views[backend_id] = self._states[backend_id].view(self.ledger.seats(backend_id))
+                self._views[backend_id] = self._view(self._states[backend_id])
             self._changed.clear()
             self._all = tuple(self._views.values())

@@ -10,6 +10,8 @@ from bisect import bisect_right
 from itertools import pairwise
 from math import expm1, log
 
+from scheduler.picture import ReturnsPicture
+
 EDGES_S = (0.0, 2.0, 4.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 192.0, 256.0, 512.0, 1024.0, 4096.0)
 """Intervals of age; beyond the last one nobody is expected any more."""
 
@@ -52,6 +54,17 @@ class Returns:
             self._events = [value / 2 for value in self._events]
             self._exposed_s = [value / 2 for value in self._exposed_s]
         if self._seen & 15 == 0:
+            self._sum_up()
+
+    def picture(self) -> ReturnsPicture:
+        """For another proxy: with what was observed until now summed up, as the other one will."""
+        self._sum_up()
+        return ReturnsPicture(tuple(self._events), tuple(self._exposed_s), self._seen)
+
+    def restore(self, told: ReturnsPicture) -> None:
+        """Go on from where another proxy is."""
+        if len(told.events) == len(told.exposed_s) == len(self._events):
+            self._events, self._exposed_s, self._seen = list(told.events), list(told.exposed_s), told.seen
             self._sum_up()
 
     def chance(self, age_s: float) -> float:

@@ -1,8 +1,47 @@
 """What each slot of a backend holds, by our account, and what prompts and other slots have in common with it."""
 
+from typing import NamedTuple
+
 from scheduler.domain import Prompt
-from scheduler.held import Held, Use, overlap, use
+from scheduler.held import Held, Use, overlap, pictured, use
+from scheduler.picture import HeldPicture
 from scheduler.prefix_index import PrefixIndex, holders_of
+
+
+class Reuse(NamedTuple):
+    """One idle slot for one prompt."""
+
+    slot: int
+    reused_tokens: int
+    """Tokens of the prompt that the slot has."""
+    fresh_tokens: int
+    """Tokens of the prompt to be computed; at least 1. 0: there is no prompt to tell from."""
+    lost_tokens: int
+    """Tokens in the slot that would be overwritten."""
+    shared_lost: int
+    """Of them those that another idle slot holds too: losing them costs nothing."""
+    idle_since_s: float
+    """When the slot was last used; -inf: never."""
+
+
+class Lease:
+    """One request at the engine."""
+
+    __slots__ = ("abandoned", "named", "predicted", "prompt", "slots", "taken_s", "tokens")
+
+    def __init__(self, prompt: Prompt | None, tokens: int, now_s: float, *, named: bool) -> None:
+        self.prompt = prompt
+        self.tokens = max(1, tokens)
+        self.taken_s = now_s
+        self.named = named
+        self.slots: list[int] = []
+        self.predicted: int | None = None
+        self.abandoned = False
+
+    @property
+    def tokens_per_byte(self) -> float:
+        """Of its own prompt, as estimated."""
+        return self.tokens / max(1, self.prompt.size_bytes) if self.prompt else 0.0
 
 
 class SlotContents:
@@ -35,6 +74,12 @@ class SlotContents:
             return False
         self.hold(slot, held._replace(tokens=tokens, counted=False) if tokens > 0 else None)
         return True
+
+    def picture(self, among: int) -> tuple[HeldPicture | None, ...]:
+        """What each of some slots holds, by slot."""
+        return tuple(
+            [pictured(held) if held is not None and among >> slot & 1 else None for slot, held in enumerate(self.held)]
+        )
 
     def uses(self, prompt: Prompt, tokens_per_byte: float, among: int) -> dict[int, Use]:
         """What a prompt gets from each of some slots that has something in common with it, the deepest first."""

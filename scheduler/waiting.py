@@ -33,7 +33,7 @@ class Ticket(msgspec.Struct, eq=False):
     """An open request and what became of it so far. It keeps its place in line when an attempt fails."""
 
     request: Request
-    order: int
+    order: float
     """Place in line: tickets that arrived earlier have a smaller one."""
     stage: Stage = Stage.WAITING
     tried: frozenset[str] = frozenset()
@@ -59,6 +59,12 @@ class Ticket(msgspec.Struct, eq=False):
     """It waits for a much better backend than those that have room, until then; None: it never did."""
     charged: float = 0.0
     """Weighted tokens that its tenant was charged for it."""
+    owner: str = ""
+    """The proxy whose request it is; empty: this one."""
+    told: bool = False
+    """The other proxies know that it waits."""
+    slot_refusals: int = 0
+    """How often in a row the store refused only the slot that was named for it."""
     reuses: dict[str, tuple[Any, int, Any]] = {}
     """What backends could reuse of its prompt, each with the mirror that it was read from, and its version then."""
 
@@ -103,7 +109,7 @@ class Queue:
         """The ticket whose turn it is; the queue must not be empty."""
         return self._tickets[0]
 
-    def before(self, order: int) -> int:
+    def before(self, order: float) -> int:
         """How many tickets stand before a place."""
         return bisect_left(self._tickets, order, key=_order)
 
@@ -113,7 +119,10 @@ class Queue:
 
     def drop(self, ticket: Ticket) -> None:
         """Let a ticket go, wherever it stands."""
-        del self._tickets[self.before(ticket.order)]
+        place = self.before(ticket.order)
+        while self._tickets[place] is not ticket:  # those of several proxies may have the same order
+            place += 1
+        del self._tickets[place]
 
 
 class Group:

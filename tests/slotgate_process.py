@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from proxy.admin_api import BackendStatus, StatusAnswer
@@ -69,8 +69,11 @@ def real_config(
 
 
 @contextlib.contextmanager
-def slotgate(directory: Path, config: str, *arguments: str) -> Iterator[SlotgateProcess]:
-    """Run `slotgate serve`; the configuration's state directory is `directory / "state"`."""
+def slotgate(directory: Path, config: str, *arguments: str, inside: Sequence[str] = ()) -> Iterator[SlotgateProcess]:
+    """Run `slotgate serve`; the configuration's state directory is `directory / "state"`.
+
+    `inside` stands before the command, as `Boxes.inside` gives it.
+    """
     state_dir = directory / "state"
     file = directory / "config.toml"
     file.write_text(config)
@@ -78,7 +81,7 @@ def slotgate(directory: Path, config: str, *arguments: str) -> Iterator[Slotgate
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("SLOTGATE_", "XDG_"))}
     with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "proxy", "serve", f"--config={file}", *arguments],
+            [*inside, sys.executable, "-m", "proxy", "serve", f"--config={file}", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -3,12 +3,16 @@
 Requests of clients do not go this way; they go through `proxy.relay`.
 """
 
+import asyncio
 from typing import Any, TypeVar
 
 import httpx
 import msgspec
 
 from proxy.endpoint import Endpoint
+from proxy.gate_client import GateClient
+from proxy.relay import AttemptError, Collector, ConnectionPool, Outgoing, exchange
+from scheduler.domain import Failure
 
 T = TypeVar("T")
 
@@ -51,8 +55,9 @@ class ControlAnswer(msgspec.Struct, frozen=True):
 class Control:
     """Questions to one endpoint, over a kept connection."""
 
-    def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
+    def __init__(self, endpoint: Endpoint, timeout_s: float, gates: GateClient | None = None) -> None:
         self._endpoint = endpoint
+        self._pool = ConnectionPool(endpoint, gates) if endpoint.gate is not None else None
         self._timeout_s = timeout_s
         self._client = httpx.AsyncClient(
             base_url=f"http://{endpoint.host}{endpoint.prefix}",
@@ -85,6 +90,8 @@ class Control:
     async def _ask(
         self, method: str, path: str, content: Any, timeout_s: float | None, again: bool = True
     ) -> ControlAnswer:
+        if self._pool is not None:
+            return await self._ask_through_gate(self._pool, method, path, content, timeout_s or self._timeout_s)
         try:
             response = await self._client.request(method, path, json=content, timeout=timeout_s or self._timeout_s)
         except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError) as error:
@@ -100,8 +107,31 @@ class Control:
         headers = {name.lower(): value for name, value in response.headers.items()}
         return ControlAnswer(path, response.status_code, headers, response.content)
 
+    @staticmethod
+    async def _ask_through_gate(
+        pool: ConnectionPool, method: str, path: str, content: Any, timeout_s: float
+    ) -> ControlAnswer:
+        """The same over the relay's connections, which know gates."""
+        body = b"" if content is None else msgspec.json.encode(content)
+        headers = [] if content is None else [("Content-Type", "application/json")]
+        collector = Collector()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await exchange(
+                    pool, Outgoing(method, path, headers, body), collector, on_first_byte=lambda: None, headers=[]
+                )
+        except TimeoutError:
+            raise ProbeError(f"{method} {path}: no answer within {timeout_s:g} s") from None
+        except AttemptError as error:
+            refused, loading = error.failure is Failure.CONNECT, error.failure is Failure.LOADING
+            raise ProbeError(f"{method} {path}: {error.detail}", refused=refused, loading=loading) from error
+        told = {name.lower(): value for name, value in collector.headers}
+        return ControlAnswer(path, collector.status, told, collector.body)
+
     async def close(self) -> None:
         """Close the kept connections."""
+        if self._pool is not None:
+            self._pool.close()
         await self._client.aclose()
 
 

@@ -1,28 +1,38 @@
-"""Owns all backends together: which there are, their start and their stop. One member each does the rest."""
+"""Owns all backends together: which there are, their start and their stop. One member each does the rest.
+
+Backends of this proxy are started and looked at here, and the other proxies are told of them; of theirs it hears.
+"""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from proxy.backends import orphans
+from proxy.backends.announce import Announcer
+from proxy.backends.boxes import Box, this_box
 from proxy.backends.embedded import gpus_listed
 from proxy.backends.gpu_memory import GpuMemorySampler, Occupant
 from proxy.backends.gpus import Discovery, discover_async
 from proxy.backends.launch import Program, choose_program
 from proxy.backends.member import Member, MemberStatus, Surroundings
 from proxy.backends.placement import Placement, place, usable_cores, wants_gpus
+from proxy.backends.remote import BackendNews, RemoteFleet, known_keys
+from proxy.backends.remote_member import Outside
 from proxy.backends.statedir import StateDir
 from proxy.backends.supervisor import Timing
 from proxy.backends.watcher import Cadence
 from proxy.config import BackendConfig
 from proxy.dialects.facts import EngineFacts
-from proxy.endpoint import Endpoint
+from proxy.endpoint import Endpoint, Gate
+from proxy.store.keys import record_ttl_ms
+from proxy.store.records import BackendListing, BackendRecord
 from scheduler.events import Event
+from scheduler.news import Hello, LookWanted
 
 log = structlog.get_logger("slotgate.fleet")
 
@@ -42,17 +52,50 @@ class Fleet:
         cadence: Cadence = Cadence(),  # noqa: B008 - frozen
         timing: Timing | None = None,
         nvml: Any = None,
+        box: Box | None = None,
+        gate: Gate | None = None,
+        known: Sequence[BackendConfig] = (),
+        lease_ttl_s: float = 15.0,
     ) -> None:
-        """`emit` is called in the event loop with each fact for the scheduler; `nvml` stands in for pynvml in tests."""
+        """Keep the settings; `start` begins.
+
+        Args:
+            configs: the backends that this proxy looks after.
+            state_dir: where what they need is kept.
+            emit: called in the event loop with each fact for the scheduler.
+            clock: that of the scheduler.
+            cadence: when engines are looked at.
+            timing: of starts and stops; default: as configured.
+            nvml: stands in for pynvml in tests.
+            box: where this proxy runs.
+            gate: where other boxes reach the backends of this one.
+            known: backends that are configured here and that another process looks after.
+            lease_ttl_s: of the store: a proxy that is not heard of for so long is silent.
+        """
         self.on_endpoint_changed: Callable[[str], None] | None = None
         """Called with a backend's id when pooled connections to it must be closed: it ends, or was started anew."""
+        self.announce: Callable[[list[BackendRecord]], None] = lambda _records: None
+        """Called with all records of this proxy's backends when one has changed, for the registry."""
+        self.box = box or this_box()
+        self.outside = Outside(self.box, emit, flush=self._flush, keys=known_keys(known, self.box), clock=clock)
+        """Who listens to what this proxy tells of its backends, and hears of others'."""
         self.discovery = Discovery()
         self._configs = list(configs)
         self._state_dir = StateDir(state_dir)
-        self._around = Surroundings(self._state_dir, emit, self._flush, cadence, timing, clock)
+        self._around = Surroundings(self._state_dir, self._emit, self._flush, cadence, timing, clock)
         self._nvml = nvml
         self._members: dict[str, Member] = {}
         self._sampler: GpuMemorySampler | None = None
+        self.own = Own(self._members)
+        """The backends of this proxy only: what a gate lets others in to."""
+        self._announcer = Announcer(self.own, self.box, gate, clock)
+        self._remote = RemoteFleet(
+            self.outside,
+            is_own=lambda store_id: self._announcer.local_id(store_id) is not None,
+            own_names=lambda: self._members,
+            lease_ttl_s=lease_ttl_s,
+            record_ttl_s=record_ttl_ms(round(lease_ttl_s * 1000)) / 1000,
+        )
 
     async def start(self) -> None:
         """Begin with all backends; readiness is told by events.
@@ -93,36 +136,78 @@ class Fleet:
                 log.error("backend did not stop cleanly", backend=name, error=repr(result))
         self._state_dir.close()
 
+    # all backends, whoever looks after them
+
     def endpoint(self, backend_id: str) -> Endpoint:
         """Where a backend is reached now.
 
         Raises:
             LookupError: no such backend, or no address was found for it yet.
         """
-        return self._members[backend_id].endpoint
+        member = self._members.get(backend_id)
+        return member.endpoint if member else self._remote.endpoint(backend_id)
 
     def facts(self, backend_id: str) -> EngineFacts | None:
         """What the engine said of itself; None before it has, or for an unknown backend."""
         member = self._members.get(backend_id)
-        return member.facts if member else None
+        return member.facts if member else self._remote.facts(backend_id)
 
     def look(self, backend_id: str, at_s: float) -> None:
         """Look at a backend at the given time of the clock, or as soon after it as its spacing allows."""
         if member := self._members.get(backend_id):
             member.look(at_s)
+        else:
+            self._remote.look(backend_id, at_s)
 
     async def restart(self, backend_id: str, grace_s: float = RESTART_GRACE_S) -> None:
         """Start a managed backend anew, also one whose restart budget is spent.
 
         Raises:
             LookupError: no such backend.
-            ValueError: it is external.
+            ValueError: it is external, or another proxy's.
         """
+        if backend_id in self._remote:
+            raise ValueError(f"{backend_id} belongs to the proxy {self._remote.owner(backend_id)}: restart it there")
         await self._members[backend_id].restart(grace_s)
 
     def status(self) -> list[MemberStatus]:
-        """All backends, in the order of the configuration."""
-        return [member.status() for member in self._members.values()]
+        """All backends: this proxy's in the order of the configuration, then those of others by name."""
+        return [member.status() for member in self._members.values()] + self._remote.status()
+
+    def store_id(self, backend_id: str) -> str:
+        """The store's name of a backend: the same for all proxies."""
+        known = self._announcer.store_id(backend_id) or self._remote.store_id(backend_id)
+        return known or f"{self.box.id}/{backend_id}"
+
+    def local_id(self, store_id: str) -> str | None:
+        """The name that a backend has here; None: it is not known (yet)."""
+        return self._announcer.local_id(store_id) or self._remote.local_id(store_id)
+
+    # the rest of the fleet
+
+    def refresh(self, listing: Iterable[BackendListing], proxies: Collection[str], *, up: bool = True) -> None:
+        """Take in the registry; see `RemoteFleet.refresh`."""
+        self._remote.refresh(listing, proxies, up=up)
+
+    def hear(self, owner: str, news: BackendNews | LookWanted | Hello) -> None:
+        """Take in what another proxy tells of its backends, wants to be looked at, or has to be told of ours."""
+        match news:
+            case LookWanted():
+                if (name := self._announcer.local_id(news.backend_id)) is not None:
+                    self._members[name].look(self._around.clock() + news.in_s)
+            case Hello():
+                for each in self._announcer.retold():
+                    self.outside.tell(each)
+            case _:
+                self._remote.hear(owner, news)
+
+    def _emit(self, event: Event) -> None:
+        """A fact about a backend of this proxy: for the others, and for the scheduler."""
+        for news in self._announcer.take(event):
+            self.outside.tell(news)
+        self.outside.emit(event)
+        if (records := self._announcer.changed_records()) is not None:
+            self.announce(records)
 
     def _flush(self, backend_id: str) -> None:
         if self.on_endpoint_changed is not None:
@@ -134,7 +219,7 @@ class Fleet:
             for placement in placements
             if placement.gpu is not None
         ]
-        return GpuMemorySampler(self._around.emit, occupants, nvml=self._nvml, clock=self._around.clock)
+        return GpuMemorySampler(self._emit, occupants, nvml=self._nvml, clock=self._around.clock)
 
     def _choose_programs(self) -> list[Program | None]:
         return [None if config.url is not None else choose_program(config) for config in self._configs]
@@ -165,6 +250,25 @@ class Fleet:
                 log.warning("gpus stay unused", reason=problem)
                 return Discovery(problem=problem)
         return discovery
+
+
+class Own:
+    """The backends that this proxy looks after itself; asked for others, each raises LookupError."""
+
+    def __init__(self, members: Mapping[str, Member]) -> None:
+        self._members = members
+
+    def endpoint(self, backend_id: str) -> Endpoint:
+        """Where it is reached; LookupError also if no address was found yet."""
+        return self._members[backend_id].endpoint
+
+    def facts(self, backend_id: str) -> EngineFacts | None:
+        """What its engine said of itself."""
+        return self._members[backend_id].facts
+
+    def key_file(self, backend_id: str) -> str:
+        """The file with the API key that slotgate made for it; empty: it made none."""
+        return self._members[backend_id].key_file
 
 
 async def _uses_gpus(program: Program) -> bool:

@@ -63,6 +63,10 @@ class MemberStatus(msgspec.Struct, frozen=True):
     log_path: str | None = None
     last_error: str = ""
     looked_s_ago: float | None = None
+    box: str = ""
+    """Name of the box where another proxy looks after it; empty: this proxy does."""
+    owner: str = ""
+    """That proxy."""
 
 
 class Surroundings(msgspec.Struct, frozen=True):
@@ -160,6 +164,12 @@ class Member:
         if self._supervisor is None:
             raise ValueError(f"{self.name} is external: slotgate cannot restart it")
         await self._supervisor.restart(grace_s)
+
+    @property
+    def key_file(self) -> str:
+        """The file with the API key that slotgate made for it; empty: it made none."""
+        made = self._supervisor is not None and self._endpoint is not None and self._endpoint.headers
+        return str(self._around.state_dir.key_path(self.name)) if made else ""
 
     def look(self, at_s: float) -> None:
         """See `Watcher.look`; nothing to look at while the process is not ready."""

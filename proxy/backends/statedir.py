@@ -8,6 +8,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import socket
 import stat
@@ -144,6 +145,10 @@ class StateDir:
             return path
         return directory / f"{hashlib.sha256(name.encode()).hexdigest()[:12]}.sock"
 
+    def key_path(self, name: str) -> Path:
+        """Where the API key of a backend is kept."""
+        return self.path / "keys" / f"{name}.key"
+
     def write_key(self, name: str) -> tuple[Path, str]:
         """Make a new API key; the file is readable by this user only. Where none can be written, the last one stays.
 
@@ -151,7 +156,7 @@ class StateDir:
             StateDirError: none can be written, and there is no last one.
         """
         key = secrets.token_urlsafe(32)
-        path = self.path / "keys" / f"{name}.key"
+        path = self.key_path(name)
         new = path.with_name(f"{path.name}.new")
         try:
             new.unlink(missing_ok=True)  # an older file may have another mode
@@ -205,6 +210,12 @@ def _read_private(path: Path) -> str:
         if facts.st_uid == os.getuid() and stat.S_IMODE(facts.st_mode) == 0o600:
             return path.read_text().strip()
     return ""
+
+
+def engine_key(path: str) -> str:
+    """The API key that `write_key` left for other processes of this user; empty: there is none that it wrote."""
+    found = _read_private(Path(path)) if re.fullmatch(r"/.*/keys/[^/]+\.key", path) else ""
+    return found if re.fullmatch(r"[\w-]{43}", found, re.ASCII) else ""
 
 
 def _boot_id() -> str:

@@ -3,6 +3,8 @@
 stdout carries data, stderr talk. Exit status: 0 fine, 1 a problem was found, 2 wrong usage.
 """
 
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -21,8 +23,10 @@ from proxy.cli import (
     serve,
     simulate,
     status,
+    store,
     up,
     version,
+    workers,
 )
 
 app = typer.Typer(
@@ -58,8 +62,10 @@ app.command("drain")(drain.drain)
 app.command("undrain")(drain.undrain)
 app.command("restart")(restart.restart)
 app.command("explain")(explain.explain)
+app.add_typer(workers.app, name="workers")
 app.add_typer(policy.app, name="policy")
 app.add_typer(config.app, name="config")
+app.add_typer(store.app, name="store")
 app.command("simulate")(simulate.simulate)
 app.command("up")(up.up)
 app.command("demo")(demo.demo)
@@ -68,5 +74,21 @@ app.command("version")(version.version)
 
 def main() -> None:
     """The console script."""
+    given = {f"argument {number}": argument for number, argument in enumerate(sys.argv[1:], 1)}
+    given |= {f"variable {name}": value for name, value in os.environ.items() if name.startswith("SLOTGATE_")}
+    for name, value in given.items():
+        # Bytes that are no text come as lone surrogates, which nothing that sends or prints text takes.
+        if not _is_text(name + value):
+            shown = os.fsencode(f"{name} is not UTF-8: {value}").decode(errors="backslashreplace")
+            print(f"error: {shown}", file=sys.stderr)
+            sys.exit(2)
     with output.checked():
         app(prog_name="slotgate")
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

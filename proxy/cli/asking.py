@@ -1,6 +1,7 @@
 """What commands share that ask the running proxy: finding its socket, and telling errors. Owns no command."""
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,13 +56,23 @@ def _may_exist(path: Path) -> bool:
 @contextmanager
 def asking(socket: Path | None) -> Iterator["AdminClient"]:
     """A conversation with the running proxy; its errors end the command with a message and status 1."""
-    from proxy.admin_client import AdminClient, AdminError
+    from proxy.admin_client import AdminClient, AdminError, NotRunning
 
     try:
         with AdminClient(find_socket(socket)) as client:
             yield client
+    except NotRunning as error:
+        fail("\n".join([str(error), *_trials()]))
     except AdminError as error:
         fail(str(error))
+
+
+def _trials() -> list[str]:
+    """What to add for each `slotgate up` or `slotgate demo` that this user runs, which nothing else would find."""
+    from proxy.trial import running_sockets
+
+    options = [f"--socket={shlex.quote(str(path))}" for path in running_sockets()]
+    return ["running here as a trial; to ask it, add:", *(f"  {option}" for option in options)] if options else []
 
 
 def print_json(answer: Any) -> None:

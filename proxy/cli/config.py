@@ -25,20 +25,27 @@ def check(
 
     It is the one that `slotgate serve` would use here: the files, or only FILE, and the environment.
     """
-    from proxy.config_sources import ConfigError, LoadedConfig, load_config
+    from proxy.config_rules import box_warnings
+    from proxy.config_sources import ConfigError, LoadedConfig, Problem, load_config
+    from proxy.config_tree import dotted
 
     loaded: LoadedConfig | None = None
+    warnings: list[Problem] = []
     problems: list[Any] = []
     try:
         loaded = load_config({}, config_file=file)
+        for path, what, fix in box_warnings(loaded.config.box):
+            warnings.append(Problem(loaded.origins[dotted(path)], dotted(path), what, fix))
     except ConfigError as error:
         problems = error.problems
     files = [str(path) for path in loaded.files] if loaded is not None else []
     if json:
-        print_json({"ok": not problems, "files": files, "problems": problems})
+        print_json({"ok": not problems, "files": files, "problems": problems, "warnings": warnings})
     elif loaded is not None:
         read = ", ".join(files) or "no file, only the environment"
         count = len(loaded.config.backends)
+        for warning in warnings:
+            tell(f"warning: {warning}")
         print(f"ok: {read}; {count} {'entry' if count == 1 else 'entries'} in backends")
     else:
         for problem in problems:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from proxy.cli.asking import Json, Socket, asking, print_json
-from proxy.cli.tables import columns, span
+from proxy.cli.tables import columns, printable, span
 
 if TYPE_CHECKING:
-    from proxy.admin_api import ExplainAnswer, ExplainedCandidate, ExplainedDecision
+    from proxy.explained import ExplainAnswer, ExplainedCandidate, ExplainedDecision, ExplainedWait
 
 
 def explain(
@@ -19,7 +19,7 @@ def explain(
     json: Json = False,
     socket: Socket = None,
 ) -> None:
-    """Show why a request ran where it did.
+    """Show why a request waits, or ran where it did.
 
     Every backend's cost, term by term, and what was predicted beside what the engine told.
     """
@@ -33,13 +33,14 @@ def explain(
 
 def explanation_text(answer: "ExplainAnswer", now_unix_s: float) -> str:
     """What became of the request, each decision as a table, and what was predicted beside what was measured."""
-    parts = [_request_line(answer)]
+    parts = [_request_line(answer) + _whose_line(answer) + _wait_line(answer.wait, now_unix_s)]
     for number, decision in enumerate(answer.decisions, 1):
         count = f" {number} of {len(answer.decisions)}" if len(answer.decisions) > 1 else ""
         age = span(max(0.0, now_unix_s - decision.at_unix_s))
         parts.append(f"decision{count}, {age} ago, policy {decision.policy_version}: {_placed(decision)}\n")
-        parts.append(ranking_table(decision))
-    if answer.decisions and answer.decisions[-1].ranking:
+        if decision.ranking or decision.rejections:
+            parts.append(ranking_table(decision))
+    if answer.decisions and answer.decisions[-1].ranking and not answer.decisions[-1].waits:
         parts.append(prediction_table(answer))
     return "\n".join(parts)
 
@@ -48,16 +49,15 @@ def ranking_table(decision: "ExplainedDecision") -> str:
     """One line per backend, best first, then those that could not take it. Terms that are 0 for all are left out."""
     names = dict.fromkeys(name for candidate in decision.ranking for name in candidate.terms_ms)
     terms = [name for name in names if any(candidate.terms_ms.get(name) for candidate in decision.ranking)]
-    reasons = set(decision.rejections.values())
+    why = [decision.details.get(candidate.backend, "") for candidate in decision.ranking] + [
+        f"{reason}: {decision.details[backend_id]}" if backend_id in decision.details else reason
+        for backend_id, reason in decision.rejections.items()
+    ]
     header = ["BACKEND", "COST MS", *(name.upper() for name in terms), "SLOT", "CACHED", "COMPUTED"]
     rows = [_candidate_row(candidate, terms) for candidate in decision.ranking]
     rows += [[backend_id, *["-"] * (len(terms) + 4)] for backend_id in decision.rejections]
-    if reasons:
+    if any(why):
         header.append("WHY NOT")
-        why = [""] * len(decision.ranking) + [
-            f"{reason}: {decision.details[backend_id]}" if backend_id in decision.details else reason
-            for backend_id, reason in decision.rejections.items()
-        ]
         rows = [[*row, reason] for row, reason in zip(rows, why, strict=True)]
     return columns(header, rows, gap=3)
 
@@ -81,14 +81,49 @@ def prediction_table(answer: "ExplainAnswer") -> str:
 
 def _request_line(answer: "ExplainAnswer") -> str:
     text = f"request {answer.id}"
-    ended = answer.request
+    ended, live = answer.request, answer.live
+    if (known := ended or live) is not None:
+        text += f", {printable(' '.join(part for part in (known.dialect, known.operation, known.model) if part))}"
     if ended is not None:
-        what = " ".join(part for part in (ended.dialect, ended.operation, ended.model) if part)
-        return f"{text}, {what}: {ended.outcome}, status {ended.status}, after {_ms(ended.total_ms)}\n"
+        return f"{text}: {ended.outcome}, status {ended.status}, after {_ms(ended.total_ms)}\n"
+    if live is not None:
+        at = f" at {live.backend}" if live.backend else ""
+        return f"{text}: {live.state}{at}, came {span(live.age_s)} ago\n"
     return f"{text}: {answer.outcome or 'not ended yet'}\n"
 
 
+def _whose_line(answer: "ExplainAnswer") -> str:
+    known = answer.request or answer.live
+    return "" if known is None else f"tenant {printable(known.tenant or '-')}, priority {printable(known.priority)}\n"
+
+
+def _wait_line(wait: "ExplainedWait | None", now_unix_s: float) -> str:
+    """How it waits, and for what where that is known; or how it waited."""
+    if wait is None:
+        return ""
+    place = f"place {wait.position} in line" if wait.position is not None else ""
+    if not wait.waits:
+        expected = f"expected to wait ~{span(wait.expected_wait_s)}" if wait.expected_wait_s is not None else ""
+        began = ", ".join(part for part in (place, expected) if part)
+        return f"waited {span(wait.waited_s)}" + (f"; when it began: {began}" if began else "") + "\n"
+    left = f"probably ~{span(wait.expected_wait_s)} more" if wait.expected_wait_s is not None else ""
+    refused = f"refused in {span(max(0.0, wait.until_unix_s - now_unix_s))}" if wait.until_unix_s is not None else ""
+    line = ", ".join(part for part in (f"has waited {span(wait.waited_s)}", place, left, refused) if part) + "\n"
+    if wait.held_until_unix_s is not None:
+        holder = f"backend {printable(wait.held_for)}" if wait.held_for else "a better backend"
+        has = f", which has {wait.held_for_tokens} tokens of its prompt" if wait.held_for_tokens else ""
+        held_s = max(0.0, wait.held_until_unix_s - now_unix_s)
+        line += f"leaves seats to others for {span(held_s)} more at most, for {holder}{has}\n"
+    if wait.tenant_running is not None:
+        line += f"waits for one of the {wait.tenant_running} requests that its tenant runs (tenant_max_running)\n"
+    return line
+
+
 def _placed(decision: "ExplainedDecision") -> str:
+    if decision.waits:
+        if decision.holds_s is not None:
+            return f"it waits {span(decision.holds_s)} at most for a better backend"
+        return "it waits, since its tenant runs as much as it may" if decision.tenant_full else "it waits"
     if not decision.ranking:
         return "no backend could take it"
     slot = "the engine chooses its slot" if decision.slot is None else f"slot {decision.slot}"

@@ -10,6 +10,7 @@ from proxy.cli.tables import columns
 
 if TYPE_CHECKING:
     from proxy.admin_api import PolicyAnswer, PolicyChangedAnswer, PolicySetting
+    from proxy.admin_client import AdminClient
 
 app = typer.Typer(help="Show and change how requests are routed.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -51,11 +52,19 @@ def set_keys(
             raise typer.BadParameter(f"{change!r}: write KEY=VALUE, such as hold_s=0.5", param_hint="KEY=VALUE")
         wanted[key.strip()] = value.strip()
     with asking(socket) as proxy:
+        before = _set_live(proxy)
         answer = proxy.set_policy(wanted)
-    _show_changes(answer, json)
-    if answer.changes and not json:
-        before = " ".join(f"{change.key}={plain(change.before)}" for change in answer.changes)
-        tell(f"undo: slotgate policy set {before}")
+        after = _set_live(proxy)
+    _show_changes(answer, before, after, json)
+    if not json:
+        changed = [change.key for change in answer.changes]
+        undo = []
+        if added := [key for key in after if key not in before]:
+            undo.append(f"slotgate policy reset {' '.join(added)}")
+        if other := [f"{key}={plain(before[key])}" for key in changed if key in before]:
+            undo.append(f"slotgate policy set {' '.join(other)}")
+        if undo:
+            tell(f"undo: {' && '.join(undo)}")
 
 
 @app.command()
@@ -76,8 +85,10 @@ def preset(
             print(presets_table(listed), end="")
         return
     with asking(socket) as proxy:
+        before = _set_live(proxy)
         answer = proxy.choose_preset(name)
-    _show_changes(answer, json)
+        after = _set_live(proxy)
+    _show_changes(answer, before, after, json)
 
 
 @app.command()
@@ -90,8 +101,10 @@ def reset(
 ) -> None:
     """Take back what was set live: what the preset or the configuration says holds again."""
     with asking(socket) as proxy:
+        before = _set_live(proxy)
         answer = proxy.reset_policy(keys or [])
-    _show_changes(answer, json)
+        after = _set_live(proxy)
+    _show_changes(answer, before, after, json)
 
 
 def policy_text(answer: "PolicyAnswer") -> str:
@@ -145,13 +158,29 @@ def plain(value: bool | float | str) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
-def _show_changes(answer: "PolicyChangedAnswer", json: bool) -> None:
+Live = dict[str, bool | int | float | str]
+"""What is set live: these values hold whatever the configuration or a preset says of their keys."""
+
+
+def _set_live(proxy: "AdminClient") -> Live:
+    return {setting.key: setting.value for setting in proxy.policy().settings if setting.origin == "set"}
+
+
+def _show_changes(answer: "PolicyChangedAnswer", before: Live, after: Live, json: bool) -> None:
+    """What has another value now; and what is set live now or no more, though its value is the same."""
     if json:
         print_json(answer)
         return
+    changed = {change.key for change in answer.changes}
     for change in answer.changes:
         print(f"{change.key} = {plain(change.after)} (was {plain(change.before)})")
-    if not answer.changes:
+    pinned = [key for key in after if key not in before and key not in changed]
+    for key in pinned:
+        print(f"{key} = {plain(after[key])} (as before, but set live now: it holds whatever is configured)")
+    freed = [key for key in before if key not in after and key not in changed]
+    for key in freed:
+        print(f"{key} = {plain(before[key])} (as before, but no longer set live)")
+    if not (changed or pinned or freed):
         print("nothing changed")
     tell(f"policy {answer.version} is in force, preset {answer.preset}")
 

@@ -1,7 +1,7 @@
 """`slotgate serve`: runs the proxy."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -19,7 +19,12 @@ def serve(
         list[str] | None, typer.Option(metavar="URL", help="An engine that runs already; repeat it for more.")
     ] = None,
     store: Annotated[
-        str | None, typer.Option(metavar="URL", help="redis://, rediss:// or unix://. Default: an embedded Valkey.")
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="redis://, rediss://, unix:// or redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB. "
+            "Default: an embedded Valkey.",
+        ),
     ] = None,
     state_dir: Annotated[str | None, typer.Option(metavar="DIR", help="Sockets, logs, the embedded store.")] = None,
     log_level: Annotated[
@@ -28,11 +33,15 @@ def serve(
     log_format: Annotated[
         str | None, typer.Option(metavar="FORMAT", help="json, console, or auto: console on a terminal.")
     ] = None,
+    worker: Annotated[int | None, typer.Option(hidden=True)] = None,
+    channel: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run the proxy and the engines of its configuration.
 
     No file is needed: slotgate serve --backend=http://127.0.0.1:11435 --backend=http://127.0.0.1:11436
     """
+    if worker is not None or channel is not None:  # how slotgate starts its own workers
+        _serve_as_worker(worker, channel)
     from proxy.config_sources import ConfigError, load_config
 
     flags: dict[str, Any] = {
@@ -47,6 +56,15 @@ def serve(
         loaded = load_config(flags, config_file=config)
     except ConfigError as error:
         fail(f"the configuration cannot be used\n{error}", status=2)
-    from proxy.app import run
+    from proxy.process import run
 
     raise typer.Exit(run(loaded, lambda: load_config(flags, config_file=config)))
+
+
+def _serve_as_worker(number: int | None, channel: int | None) -> NoReturn:
+    """The main process names both; the number is only there for who looks at the list of processes."""
+    if number is None or channel is None:
+        fail("--worker is for slotgate's own use: set the option `workers` instead", status=2)
+    from proxy.process import run_worker
+
+    raise typer.Exit(run_worker(channel))

@@ -1,6 +1,7 @@
 """`slotgate status`: the fleet at a glance."""
 
 import shlex
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,9 @@ from proxy.cli.tables import columns, span
 
 if TYPE_CHECKING:
     from proxy.admin_api import BackendStatus, StatusAnswer
+
+
+LIMITED = "RUNNING counts up to the running limit; slots beyond it keep prefixes and run nothing (option running_limit)"
 
 
 def status(
@@ -51,10 +55,18 @@ def status_text(answer: "StatusAnswer") -> str:
     head = (
         f"slotgate {answer.version}, up {span(answer.uptime_s)}, pid {answer.pid}, listening on {answer.listen}, "
         f"policy {answer.policy_version}\n"
-        f"store {state} ({kind}{answer.store.url_shown}); {answer.running} running, {answer.waiting} waiting\n\n"
+        f"store {state} ({kind}{answer.store.url_shown}); {answer.running} running, {answer.waiting} waiting\n"
     )
+    if answer.store.trouble:
+        head += f"store: {answer.store.trouble}; each proxy goes on with its share of each backend\n"
+    if answer.store.proxies > 1 and not answer.workers:
+        head += f"fleet {answer.store.fleet}: {answer.store.proxies} proxies\n"
+    if answer.workers:
+        head += f"{_workers_text(answer)}\n"
+    head += "\n"
     header = ("BACKEND", "ENGINE", "HEALTH", "GPU", "RUNNING", "SLOTS", "SOURCE", "EPOCH", "RESTARTS", "MODELS")
     table = columns(header, [_row(backend) for backend in answer.backends], gap=3)
+    limited = any(0 < backend.running_limit < backend.slots for backend in answer.backends)
     notes = [("slotgate", warning) for warning in answer.warnings]
     for backend in answer.backends:
         if backend.last_error and backend.health != "ready":
@@ -62,7 +74,14 @@ def status_text(answer: "StatusAnswer") -> str:
             notes.append((backend.name, backend.last_error + advice))
         notes.extend((backend.name, warning) for warning in backend.warnings)
     tail = columns(("",), [(f"{name}: {' '.join(note.split())}",) for name, note in notes])
-    return head + table + (tail if notes else "")
+    return head + table + (f"\n{LIMITED}\n" if limited else "") + (tail if notes else "")
+
+
+def _workers_text(answer: "StatusAnswer") -> str:
+    states = Counter(worker.state for worker in answer.workers)
+    cold = sum(worker.state == "serving" and not worker.warm for worker in answer.workers)
+    told = [f"{count} {state}" for state, count in states.items()] + ([f"{cold} of them not warm"] if cold else [])
+    return f"workers: {', '.join(told)}"
 
 
 def engines_text(answer: "StatusAnswer") -> str:

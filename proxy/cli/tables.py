@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]], gap: int = 4) -> str:
     """Left-aligned columns without borders, as `ollama ps` prints them. Ends with a newline."""
-    table = [list(header), *[[_cell(cell) for cell in row] for row in rows]]
+    table = [list(header), *[[printable(cell) for cell in row] for row in rows]]
     widths = [max(len(row[index]) for row in table) for index in range(len(header))]
     lines = ((" " * gap).join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in table)
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 
-def _cell(text: str) -> str:
+def printable(text: str) -> str:
     """Names and errors come from elsewhere: no control character of theirs may reach the terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 

@@ -62,7 +62,10 @@ def _json(running: "Up") -> None:
 def _show(running: "Up") -> None:
     rows = [[engine.name, engine.gpu_name, engine.url, str(engine.pid)] for engine in running.engines]
     print(columns(["ENGINE", "CARD", "ADDRESS", "PROCESS"], rows))
-    print(f"{running.api} with {running.slots} slots each, speed {running.speed:g}")
+    limited = (
+        f", {running.running_limit} of which run requests at once" if running.running_limit < running.slots else ""
+    )
+    print(f"{running.api} with {running.slots} slots each{limited}; speed {running.speed:g}")
     print(f"clients: {running.url}\n")
     for line in _lines(running):
         print(f"  {line}")

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Protocol, cast
 
+from proxy.endpoint import Endpoint
 from proxy.relay.framing import MAX_HEAD_BYTES, ChunkedBody, FramingError, ReplyHead, parse_head
 
 
@@ -60,6 +61,7 @@ class EngineConnection(asyncio.Protocol):
         "_loop",
         "_touched",
         "_transport",
+        "engine",
         "idle_since_s",
         "in_head",
         "moved_at_s",
@@ -68,6 +70,8 @@ class EngineConnection(asyncio.Protocol):
 
     def __init__(self, home: Home) -> None:
         self._home = home
+        self.engine: Endpoint | None = None
+        """How requests must name the engine, where the pool's endpoint does not tell: behind a gate."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._answer: Answer | None = None

@@ -381,6 +381,8 @@ async def exchange(
         reused = connection is not None
         if connection is None:
             connection = await pool.open()
+        if connection.engine is not None:
+            head = render_request(connection.engine, outgoing)
         transfer = Transfer(
             client, transform=transform, watch=watch, on_first_byte=on_first_byte, extra=headers, error_body=error_body
         )

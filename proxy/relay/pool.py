@@ -5,6 +5,7 @@ import contextlib
 from typing import Final
 
 from proxy.endpoint import Endpoint
+from proxy.gate_client import GateClient
 from proxy.relay.connection import EngineConnection
 from proxy.relay.contract import AttemptError
 from scheduler.domain import Failure
@@ -20,13 +21,25 @@ class ConnectionPool:
     def __init__(
         self,
         endpoint: Endpoint,
+        gates: GateClient | None = None,
         *,
         idle_expiry_s: float = IDLE_EXPIRY_S,
         max_idle: int = 64,
         connect_timeout_s: float = 5.0,
         sweep_interval_s: float = 1.0,
     ) -> None:
+        """Set it up; connects to nobody.
+
+        Args:
+            endpoint: the backend's.
+            gates: dials those of other boxes; None: an endpoint behind one cannot be reached.
+            idle_expiry_s: a kept connection is used again until it has been idle for so long.
+            max_idle: kept connections.
+            connect_timeout_s: longest wait for a new one; the gate's answer is part of it.
+            sweep_interval_s: how often limits are looked at.
+        """
         self.endpoint = endpoint
+        self._gates = gates or GateClient()
         self._idle_expiry_s = idle_expiry_s
         self._max_idle = max_idle
         self._connect_timeout_s = connect_timeout_s
@@ -64,13 +77,17 @@ class ConnectionPool:
         """Connect.
 
         Raises:
-            AttemptError: refused, unreachable, not within the connect timeout, or this pool is closed: CONNECT.
+            AttemptError: refused (also by a gate), unreachable, not within the connect timeout, or this pool is
+                closed: CONNECT.
         """
         self._check_open()
         endpoint = self.endpoint
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                if endpoint.unix_path is not None:
+                if endpoint.gate is not None:
+                    connection = EngineConnection(self)
+                    _, connection.engine = await self._gates.connect(endpoint.gate, connection)
+                elif endpoint.unix_path is not None:
                     _, connection = await self._loop.create_unix_connection(
                         lambda: EngineConnection(self), endpoint.unix_path
                     )
@@ -79,7 +96,8 @@ class ConnectionPool:
                         lambda: EngineConnection(self), endpoint.address, endpoint.port
                     )
         except TimeoutError:
-            detail = f"no connection within {self._connect_timeout_s:g} s"
+            gate = f" through the gate {endpoint.gate.host}:{endpoint.gate.port}" if endpoint.gate else ""
+            detail = f"no connection{gate} within {self._connect_timeout_s:g} s"
             raise AttemptError(Failure.CONNECT, detail) from None
         except OSError as error:
             raise AttemptError(Failure.CONNECT, error.strerror or str(error)) from None

@@ -7,7 +7,7 @@ starts; nothing outside this package knows keys, scripts or connections.
 from proxy.store.embedded import EmbeddedStore
 from proxy.store.records import BackendListing, BackendRecord, ClaimReply, LostLease, Occupancy
 from proxy.store.store import Store
-from proxy.store.trouble import Trouble, TroubleKind
+from proxy.store.trouble import StoreDown, Trouble, TroubleKind
 from proxy.store.valkey_files import StoreStartError
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "LostLease",
     "Occupancy",
     "Store",
+    "StoreDown",
     "StoreStartError",
     "Trouble",
     "TroubleKind",

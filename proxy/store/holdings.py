@@ -25,11 +25,17 @@ class Holding(msgspec.Struct):
     epoch: int
     limit: int
     """The running limit that its claim named."""
+    slot: int | None = None
+    """The slot that it named."""
     stand: Stand = Stand.ASKED
     void: bool = False
     """The engine it ran on was restarted: it counts no more, but its owner still has to release it."""
     lost_told: bool = False
     gone_at_s: float = 0.0
+    news: bytes = b""
+    """What to tell the others once the store drops it."""
+    over: bool = False
+    """It ended while the store was away: the news is told whether the store still has it or not."""
 
 
 class Seen(msgspec.Struct):
@@ -63,26 +69,39 @@ class Holdings:
         self._held: dict[str, dict[str, Holding]] = {}
         self.seen: dict[str, Seen] = {}
 
-    def ask(self, backend_id: str, nonce: str, seats: int, epoch: int, limit: int) -> Holding:
+    def ask(self, backend_id: str, nonce: str, seats: int, epoch: int, limit: int, slot: int | None = None) -> Holding:
         """A claim goes out. Said again for a nonce that is held, it changes nothing."""
         held = self._held.setdefault(backend_id, {})
         holding = held.get(nonce)
         if holding is None or holding.stand is Stand.GONE:
-            holding = held[nonce] = Holding(seats, epoch, limit)
+            holding = held[nonce] = Holding(seats, epoch, limit, slot)
         return holding
 
-    def give_back(self, backend_id: str, nonce: str, now_s: float) -> bool:
-        """Mark a lease or a claim as gone until the store has confirmed it (`forget`). False: it was not there."""
+    def give_back(self, backend_id: str, nonce: str, now_s: float, news: bytes = b"", *, away: bool = False) -> bool:
+        """Mark a lease or a claim as gone until the store has confirmed it (`forget`). False: it was not there.
+
+        `away`: without the store; if it was held, its news is told in any case when the store is back.
+        """
         holding = self.of(backend_id).get(nonce)
         if holding is None or holding.stand is Stand.GONE:
             return False
+        holding.news, holding.over = news, away and holding.stand is Stand.HELD
         holding.stand, holding.gone_at_s = Stand.GONE, now_s
         return True
 
-    def forget(self, backend_id: str, nonce: str) -> None:
-        """The store has no such lease any more."""
+    def take(self, backend_id: str, nonce: str, holding: Holding) -> bool:
+        """A claim was granted. False: it was given back meanwhile."""
+        if holding.stand is Stand.GONE:
+            return False
+        self._held.setdefault(backend_id, {})[nonce] = holding  # another claim of the nonce may have been refused
+        holding.stand = Stand.HELD
+        return True
+
+    def forget(self, backend_id: str, nonce: str, holding: Holding) -> None:
+        """The store has no such lease any more. One that was claimed anew under its nonce stays."""
         held = self._held.get(backend_id, {})
-        held.pop(nonce, None)
+        if held.get(nonce) is holding:
+            del held[nonce]
         if not held:
             self._held.pop(backend_id, None)
 
@@ -117,30 +136,44 @@ class Holdings:
         return seen
 
     def decide_alone(
-        self, backend_id: str, nonce: str, *, share_of: int, rank: int, others_known: bool, now_s: float
-    ) -> tuple[bool, int]:
-        """Grant or refuse an asked claim without the store. Returns (granted, seats held here afterwards).
+        self,
+        backend_id: str,
+        nonce: str,
+        holding: Holding,
+        *,
+        share_of: int,
+        rank: int,
+        others_known: bool,
+        now_s: float,
+    ) -> tuple[bool, int, bool]:
+        """Grant or refuse an asked claim without the store. Returns (granted, seats held here afterwards, refused only
+        because of the slot).
 
         `share_of` proxies split the running limit. While what is known of others is fresh (`others_known`), their seats
-        count too: one of them may hold more than its share since before the trouble.
+        count too: one of them may hold more than its share since before the trouble. No slot can be named while others
+        may name the same.
         """
-        holding = self.of(backend_id)[nonce]
         seen = self.seen.setdefault(backend_id, Seen())
         if seen.epoch is None or holding.epoch > seen.epoch:
             seen.epoch = holding.epoch
         self._void_older(backend_id, seen.epoch)
         mine = self.seats(backend_id)
         if holding.stand is Stand.HELD and not holding.void:
-            return True, mine  # said again
+            return True, mine, False  # said again
+        if holding.stand is Stand.GONE:
+            return False, mine, False  # given back meanwhile
         limit = holding.limit if seen.limit is None else min(holding.limit, seen.limit)
         room = fair_share(limit, share_of, rank, backend_id)
         if others_known:
             room = min(room, limit - seen.elsewhere)
         if holding.void or seen.draining or (holding.seats > 0 and mine + holding.seats > room):
             self.give_back(backend_id, nonce, now_s)  # the lost claim may yet have been granted
-            return False, mine
-        holding.stand = Stand.HELD
-        return True, mine + holding.seats
+            return False, mine, False
+        if holding.slot is not None and holding.seats > 0 and (share_of > 1 or not self._may_name(backend_id, holding)):
+            self.give_back(backend_id, nonce, now_s)
+            return False, mine, True
+        self.take(backend_id, nonce, holding)
+        return True, mine + holding.seats, False
 
     def prune(self, keep: Iterable[str], *, seen_before_s: float, gone_before_s: float) -> None:
         """Forget backends that nobody has spoken of since a time, and what was given back so long ago that the store
@@ -149,11 +182,16 @@ class Holdings:
         for backend_id in self.backends():
             for nonce, holding in list(self.of(backend_id).items()):
                 if holding.stand is Stand.GONE and holding.gone_at_s < gone_before_s:
-                    self.forget(backend_id, nonce)
+                    self.forget(backend_id, nonce, holding)
         wanted = {*keep, *self._held}
         for backend_id in [name for name, seen in self.seen.items() if seen.at_s < seen_before_s]:
             if backend_id not in wanted:
                 del self.seen[backend_id]
+
+    def _may_name(self, backend_id: str, asked: Holding) -> bool:
+        """Whether no lease of ours is at the slot that is asked for, or at one that nobody knows."""
+        held = (one for one in self.of(backend_id).values() if one.stand is Stand.HELD and not one.void and one.seats)
+        return all(one.slot is not None and one.slot != asked.slot for one in held)
 
     def _void_older(self, backend_id: str, epoch: int | None) -> None:
         for holding in self.of(backend_id).values():

@@ -1,7 +1,7 @@
 """What goes in and out of the store as structs. Knows no key, no script and no connection."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import msgspec
 
@@ -22,6 +22,8 @@ class ClaimReply(msgspec.Struct, frozen=True):
     """The backend's epoch in the store; a claim with an older one is refused. None: not known."""
     local: bool = False
     """Answered without the store, from this proxy's fair share."""
+    slot_refused: bool = False
+    """There was a seat, but not the slot that was named."""
 
     @property
     def seats_elsewhere(self) -> int:
@@ -73,6 +75,15 @@ class LostLease(msgspec.Struct, frozen=True):
     nonce: str
     reason: str
     """`expired`: not renewed in time and the seat was taken by another; `epoch`: the engine was restarted."""
+
+
+class Listener(Protocol):
+    """Who is told what the store heard."""
+
+    on_lost: Callable[[LostLease], None]
+    on_news: Callable[[str, bytes], None]
+    on_gap: Callable[[], None]
+    on_proxies: Callable[[frozenset[str]], None]
 
 
 def read_listing(backend_id: str, row: Sequence[Any]) -> BackendListing:

@@ -5,168 +5,148 @@ the store's own clock, so clocks of proxies do not matter. All seats of a nonce 
 together. Occupancy is the number of unexpired members, never a counter, so nothing can leak. Every script may be said
 again with the same arguments: what was done is found by nonce and not done twice. The epoch in a backend's hash fences:
 an older one is refused, a newer one voids all leases of the engine that died. Only declared keys are touched; all carry
-one hash tag. Scripts run unchanged on Redis 7 and Valkey 8 and 9. They carry no flags: so a full memory (OOM) denies
-only what would grow it, a release still goes through, and a script that has begun to write is never cut short.
+one hash tag.
+
+A claim names the *life* of the store that its proxy has told the truth to: one that lost its data has another, and
+grants nothing to a proxy that has not told it anew. News goes into the log in the same step as what it tells of, and
+only if that happened now and not when it was said before.
+
+Scripts run unchanged on Redis 7 and Valkey 8 and 9. They carry no flags: so a full memory (OOM) denies only what would
+grow it, a release still goes through, and a script that has begun to write is never cut short.
 """
 
-import hashlib
 from typing import Final
 
-_NOW = """
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-"""
-
-# `flag` tells a draining flag that was lifted (0) from one that the store does not have or lost (-1).
-_TRUTH = """
-local function flag(draining)
-  local value = redis.call('GET', draining)
-  return value and tonumber(value) or -1
-end
-local function truth(leases, prefix)
-  local members = redis.call('ZRANGEBYSCORE', leases, '(' .. now, '+inf')
-  local mine = 0
-  for _, member in ipairs(members) do
-    if string.sub(member, 1, #prefix) == prefix then mine = mine + 1 end
-  end
-  return #members, mine
-end
-"""
-
-# `fence` returns the epoch that counts. `bound` gives the set of leases the life of its longest lease.
-_LEASES = """
-local function purge(leases)
-  redis.call('ZREMRANGEBYSCORE', leases, '-inf', now)
-end
-local function bound(leases)
-  local last = redis.call('ZREVRANGE', leases, 0, 0, 'WITHSCORES')
-  if last[2] then redis.call('PEXPIREAT', leases, tonumber(last[2]) + 1000) end
-end
-local function fence(leases, backend, epoch, lease_ttl, record_ttl)
-  local known = tonumber(redis.call('HGET', backend, 'epoch'))
-  if known and epoch < known then return known end
-  if known ~= epoch then
-    redis.call('HSET', backend, 'epoch', epoch)
-    if known then redis.call('DEL', leases) end
-  end
-  if redis.call('PTTL', backend) < 2 * lease_ttl then redis.call('PEXPIRE', backend, record_ttl) end
-  return epoch
-end
-local function limit_of(backend, asked)
-  local stored = redis.call('HMGET', backend, 'limit', 'limit_until')
-  if stored[1] and tonumber(stored[2]) > now then return math.min(asked, tonumber(stored[1])) end
-  return asked
-end
-local function take(leases, member, seats, lease_ttl)
-  for seat = 0, seats - 1 do redis.call('ZADD', leases, now + lease_ttl, member .. '#' .. seat) end
-end
-"""
-
-
-class Script:
-    """A script with the name under which the store keeps it."""
-
-    def __init__(self, name: str, *parts: str) -> None:
-        self.name = name
-        self.text: Final = "".join(parts)
-        self.sha: Final = hashlib.sha1(self.text.encode()).hexdigest()  # noqa: S324 - the name that EVALSHA defines
-
-    def command(self, keys: tuple[str, ...], arguments: tuple[str | int, ...]) -> tuple[str | int, ...]:
-        """The command that runs it by name."""
-        return ("EVALSHA", self.sha, len(keys), *keys, *arguments)
-
+from proxy.store.fleet_scripts import LEAVE, POLICY, PRESENCE, TELL
+from proxy.store.lua import LEASES, LOG, NOW, TRUTH, Script
 
 CLAIM = Script(
     "claim",
-    _NOW,
-    _TRUTH,
-    _LEASES,
+    NOW,
+    TRUTH,
+    LEASES,
+    LOG,
     """
--- KEYS: leases, backend, draining. ARGV: owner/, nonce, seats, running limit, epoch, lease ms, record ms
-local leases, backend, prefix = KEYS[1], KEYS[2], ARGV[1]
+-- KEYS: leases, backend, draining, slots, life, log, count, proxies. ARGV: owner/, nonce, seats, running limit, epoch,
+-- lease ms, record ms, life, most seats of this owner (-1: any number), slot ('': none), news ('': none).
+-- Returns {granted, total, mine, draining, epoch, limit, refused only because of the slot}, or {-1}: another life.
+if redis.call('GET', KEYS[5]) ~= ARGV[8] then return {-1} end
+local leases, backend, slots, prefix = KEYS[1], KEYS[2], KEYS[4], ARGV[1]
 local member, seats, epoch = prefix .. ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[5])
-local lease_ttl, record_ttl = tonumber(ARGV[6]), tonumber(ARGV[7])
+local lease_ttl, record_ttl, most, slot = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[9]), ARGV[10]
 local known = fence(leases, backend, epoch, lease_ttl, record_ttl)
 purge(leases)
 local limit = limit_of(backend, tonumber(ARGV[4]))
 local draining = flag(KEYS[3])
-local total, mine = truth(leases, prefix)
+local total, mine, members = truth(leases, prefix)
 local held = redis.call('ZSCORE', leases, member .. '#0')
-local granted = 0
+local granted, slot_refused = 0, 0
 if epoch >= known then
   if held then
     granted = 1
-  elseif draining ~= 1 and (seats == 0 or total + seats <= limit) then
-    granted = 1
-    total = total + seats
-    mine = mine + seats
+  elseif draining ~= 1 and (seats == 0 or total + seats <= limit and (most < 0 or mine + seats <= most)) then
+    if seats > 0 and slot ~= '' and not may_name(slots, slot, members) then
+      slot_refused = 1
+    else
+      granted = 1
+      total = total + seats
+      mine = mine + seats
+    end
   end
 end
 if granted == 1 and seats > 0 then
   take(leases, member, seats, lease_ttl)
-  bound(leases)
+  bound(leases, leases)
+  stay(KEYS[8], prefix, lease_ttl)
+  if slot ~= '' then
+    name(slots, slot, leases, member)
+    bound(slots, leases)
+  end
+  if not held and ARGV[11] ~= '' then append(KEYS[6], KEYS[7], string.sub(prefix, 1, -2), 'd', ARGV[11]) end
 end
-return {granted, total, mine, draining, known, limit}
+return {granted, total, mine, draining, known, limit, slot_refused}
 """,
 )
 
 RELEASE = Script(
     "release",
+    NOW,
+    LEASES,
+    LOG,
     """
--- KEYS: leases. ARGV: owner/, nonce. Returns the number of seats freed.
-local freed = 0
-while redis.call('ZREM', KEYS[1], ARGV[1] .. ARGV[2] .. '#' .. freed) == 1 do freed = freed + 1 end
+-- KEYS: leases, slots, log, count. ARGV: owner/, nonce, slot, news. Returns the number of seats freed.
+local member, freed = ARGV[1] .. ARGV[2], 0
+while redis.call('ZREM', KEYS[1], member .. '#' .. freed) == 1 do freed = freed + 1 end
+unname(KEYS[2], ARGV[3], member)
+if freed > 0 and ARGV[4] ~= '' then append(KEYS[3], KEYS[4], string.sub(ARGV[1], 1, -2), 'd', ARGV[4]) end
 return freed
 """,
 )
 
 RENEW = Script(
     "renew",
-    _NOW,
-    _TRUTH,
-    _LEASES,
+    NOW,
+    TRUTH,
+    LEASES,
+    LOG,
     """
--- KEYS: leases, backend, draining. ARGV: owner/, running limit, lease ms, record ms, then for each nonce of this owner:
--- nonce, seats, epoch, stand ("held": keep, or take again if there is room; "must": take again in any case; "asked": a
--- claim is under way, keep if it is there; "gone": drop). Nonces that are not named stay as they are: this call may be
--- late, and they newer.
--- Returns {total, mine, draining, epoch (-1: none), limit, n, n nonces lost by expiry..., nonces void by epoch...}
-local leases, backend, prefix = KEYS[1], KEYS[2], ARGV[1]
-local lease_ttl, record_ttl = tonumber(ARGV[3]), tonumber(ARGV[4])
+-- KEYS: leases, backend, draining, slots, log, count, proxies, life. ARGV: owner/, running limit, lease ms, record ms,
+-- life, most seats of this owner (-1: any number), then for each nonce of this owner: nonce, seats, epoch, stand, slot,
+-- news. Stands: "held": keep, or take again if there is
+-- room; "must": take again in any case; "asked": a claim is under way, keep if it is there; "gone": drop, and tell the
+-- news if it was there; "over": drop and tell, it ended while the store was away. Nonces that are not named stay as
+-- they are: this call may be late, and they newer.
+-- Returns {total, mine, draining, epoch (-1: none), limit, n, n nonces lost by expiry..., nonces void by epoch...}, or
+-- {-1}: another life, in which what looks free may be what others have yet to tell.
+if redis.call('GET', KEYS[8]) ~= ARGV[5] then return {-1} end
+local leases, backend, slots, prefix = KEYS[1], KEYS[2], KEYS[4], ARGV[1]
+local lease_ttl, record_ttl, most = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[6])
 purge(leases)
 local known = tonumber(redis.call('HGET', backend, 'epoch'))
-for i = 5, #ARGV, 4 do
-  local stand = ARGV[i + 3]
+for i = 7, #ARGV, 6 do
+  local member, stand = prefix .. ARGV[i], ARGV[i + 3]
   if stand == 'held' or stand == 'must' then
     known = fence(leases, backend, tonumber(ARGV[i + 2]), lease_ttl, record_ttl)
-  elseif stand == 'gone' then
-    for seat = 0, ARGV[i + 1] - 1 do redis.call('ZREM', leases, prefix .. ARGV[i] .. '#' .. seat) end
+  elseif stand ~= 'asked' then
+    local freed = stand == 'over'
+    for seat = 0, ARGV[i + 1] - 1 do
+      if redis.call('ZREM', leases, member .. '#' .. seat) == 1 then freed = true end
+    end
+    unname(slots, ARGV[i + 4], member)
+    if freed and ARGV[i + 5] ~= '' then append(KEYS[5], KEYS[6], string.sub(prefix, 1, -2), 'd', ARGV[i + 5]) end
   end
 end
 local limit = limit_of(backend, tonumber(ARGV[2]))
-local total = redis.call('ZCARD', leases)
+local total, mine = truth(leases, prefix)
 local lost, void = {}, {}
-for i = 5, #ARGV, 4 do
+for i = 7, #ARGV, 6 do
   local nonce, seats, epoch, stand = ARGV[i], tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]), ARGV[i + 3]
-  local member = prefix .. nonce
-  if stand ~= 'gone' then
+  local member, slot = prefix .. nonce, ARGV[i + 4]
+  if stand ~= 'gone' and stand ~= 'over' then
+    local kept = false
     if known and epoch < known then
       if stand ~= 'asked' then void[#void + 1] = nonce end
     elseif redis.call('ZSCORE', leases, member .. '#0') then
-      take(leases, member, seats, lease_ttl)
+      kept = true
     elseif stand ~= 'asked' then
-      if stand == 'must' or seats == 0 or total + seats <= limit then
-        take(leases, member, seats, lease_ttl)
+      if stand == 'must' or seats == 0 or total + seats <= limit and (most < 0 or mine + seats <= most) then
         total = total + seats
+        mine = mine + seats
+        kept = true
       else
         lost[#lost + 1] = nonce
       end
     end
+    if kept then
+      take(leases, member, seats, lease_ttl)
+      if slot ~= '' and seats > 0 then name(slots, slot, leases, member) end
+    end
   end
 end
-bound(leases)
-local mine
+bound(leases, leases)
+bound(slots, leases)
 total, mine = truth(leases, prefix)
+if mine > 0 then stay(KEYS[7], prefix, lease_ttl) end
 local reply = {total, mine, flag(KEYS[3]), known or -1, limit, #lost}
 for _, nonce in ipairs(lost) do reply[#reply + 1] = nonce end
 for _, nonce in ipairs(void) do reply[#reply + 1] = nonce end
@@ -176,9 +156,9 @@ return reply
 
 HEARTBEAT = Script(
     "heartbeat",
-    _NOW,
-    _TRUTH,
-    _LEASES,
+    NOW,
+    TRUTH,
+    LEASES,
     """
 -- KEYS: leases, backend, draining, backends. ARGV: owner/, backend id, epoch, running limit, facts, lease ms, record
 -- ms, draining ms. Facts of an older epoch change nothing. Of several announced limits the smallest holds for one
@@ -206,8 +186,8 @@ return {total, mine, draining, known, limit_of(backend, limit)}
 
 OCCUPANCY = Script(
     "occupancy",
-    _NOW,
-    _TRUTH,
+    NOW,
+    TRUTH,
     """
 -- KEYS: leases and draining of each backend. ARGV: owner/. Reads only.
 local reply = {}
@@ -229,23 +209,10 @@ return 1
 """,
 )
 
-PRESENCE = Script(
-    "presence",
-    _NOW,
-    """
--- KEYS: proxies. ARGV: owner, presence ms. Returns the owners.
-redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
-local last = redis.call('ZREVRANGE', KEYS[1], 0, 0, 'WITHSCORES')
-redis.call('PEXPIREAT', KEYS[1], tonumber(last[2]) + 1000)
-return redis.call('ZRANGE', KEYS[1], 0, -1)
-""",
-)
-
 LISTING = Script(
     "listing",
-    _NOW,
-    _TRUTH,
+    NOW,
+    TRUTH,
     """
 -- KEYS: leases, backend, draining. Returns {epoch, limit, facts, heartbeat age in ms, by whom, draining, seats}, or nil
 local record = redis.call('HMGET', KEYS[2], 'epoch', 'limit', 'facts', 'heartbeat_ms', 'heartbeat_by')
@@ -257,6 +224,7 @@ return {tonumber(record[1]), tonumber(record[2]), record[3], now - record[4], re
 )
 
 SCRIPTS: Final = {
-    script.sha: script for script in (CLAIM, RELEASE, RENEW, HEARTBEAT, OCCUPANCY, DRAIN, PRESENCE, LISTING)
+    script.sha: script
+    for script in (CLAIM, RELEASE, RENEW, HEARTBEAT, OCCUPANCY, DRAIN, LISTING, PRESENCE, LEAVE, TELL, POLICY)
 }
 """All scripts by the name that EVALSHA knows."""

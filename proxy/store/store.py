@@ -1,4 +1,4 @@
-"""The store as the rest of slotgate sees it: leases, registry, draining. Knows no engine and decides no routing.
+"""The store as the rest of slotgate sees it: leases, registry, draining, news. Knows no engine and decides no routing.
 
 Theory of operation. Every answer is the store's while it is up. `Holdings` mirrors what this proxy holds, which serves
 three ends: renewing every third of a lease time, telling the store the whole truth after trouble (what we hold is
@@ -7,32 +7,30 @@ fair share while the store is gone. All calls go over one connection in order, s
 any later claim. A claim whose answer is lost or whose caller is cancelled leaves at most a lease that nobody holds: it
 is released at once where possible, by name with the next renewal otherwise, and expires in any case. Claims and
 releases may be said again after a broken connection; a renewal never is: by then it could name what is long released.
+
+A store that lost its data while it ran refuses the next claim as from another life (`Presence`); it is told everything,
+then the claim is made again. News is read on a second connection (`LogReader`): in the order in which the store did
+things, whoever asked for them.
 """
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable
 
-import msgspec
 import structlog
 
-from proxy.store.holdings import Holdings, Seen, Stand
-from proxy.store.keys import DRAINING_TTL_MS, Keys, record_ttl_ms
+from proxy.store import picture
+from proxy.store.fleet import Fleet
+from proxy.store.holdings import Holdings
+from proxy.store.keys import Keys, record_ttl_ms
+from proxy.store.leases import Leases
 from proxy.store.link import Link, State
-from proxy.store.records import (
-    FACTS_MAX_BYTES,
-    BackendListing,
-    BackendRecord,
-    ClaimReply,
-    LostLease,
-    Occupancy,
-    read_listing,
-)
-from proxy.store.scripts import CLAIM, DRAIN, HEARTBEAT, LISTING, OCCUPANCY, PRESENCE, RELEASE, RENEW, Script
-from proxy.store.trouble import StoreDown, Trouble
-from proxy.store.wire import Wire
+from proxy.store.places import Places
+from proxy.store.records import BackendListing, BackendRecord, ClaimReply, LostLease, Occupancy
+from proxy.store.registry import Registry
+from proxy.store.renewals import Renewals
+from proxy.store.telling import Telling
+from proxy.store.trouble import Trouble
 from proxy.tasks import Tasks
 
 log = structlog.get_logger("slotgate.store")
@@ -58,30 +56,63 @@ class Store:
         `proxy_id` names this proxy to operators; it may be the same after a restart, since a random part is added.
 
         Raises:
-            ValueError: the fleet's name cannot be part of a key.
+            ValueError: the fleet's name cannot be part of a key, or the URL is of no known form.
         """
         self.owner = f"{proxy_id}.{secrets.token_hex(4)}"
         self.on_change: Callable[[bool], None] = lambda _up: None
         """Called when the store goes (False) or is back and told the truth (True)."""
         self.on_lost: Callable[[LostLease], None] = lambda _lost: None
         """Called once for each lease that is gone although its request still runs here."""
-        self._keys = Keys(fleet)
-        self._prefix = f"{self.owner}/"
+        self.on_news: Callable[[str, bytes], None] = lambda _owner, _payload: None
+        """Called with owner and payload for each entry that another proxy wrote into the log, in order."""
+        self.on_gap: Callable[[], None] = lambda: None
+        """Called when entries of the log were missed: what is known of other proxies is out of date."""
+        self.on_proxies: Callable[[frozenset[str]], None] = lambda _owners: None
+        """Called with all owners that are there (this one included) when they changed."""
+        self._call_timeout_s = call_timeout_s
         self._lease_ms = max(1, round(lease_ttl_s * 1000))
         self._record_ms = record_ttl_ms(self._lease_ms)
+        self._prefix = f"{self.owner}/"
+        self._keys = keys = Keys(fleet)
         self._holdings = Holdings()
-        self._records: dict[str, BackendRecord] = {}
-        self._listing: list[BackendListing] = []
-        self._drains: dict[str, bool] = {}
-        self._proxies: tuple[str, ...] = ()
-        self._down_since_s = float("-inf")
         self._tasks = Tasks()
-        self._link = Link(
-            url,
+        self._places = Places(url, timeout_s=max(1.0, call_timeout_s))
+        self._link = Link(self._places, call_timeout_s=call_timeout_s)
+        self._link.on_change = self._changed
+        times_ms = (self._lease_ms, self._record_ms)
+        self._registry = Registry(self._link, keys, self._prefix, self._holdings, times_ms)
+        self._telling = Telling(self._link, keys, self.owner)
+        self._fleet = Fleet(
+            self._link,
+            keys,
+            self.owner,
+            lease_ms=self._lease_ms,
             call_timeout_s=call_timeout_s,
-            join=self._join,
-            rejoined=self._rejoined,
-            on_change=self._changed,
+            elsewhere=self._elsewhere,
+            tell_again=self._tell_again,
+            listener=self,
+        )
+        self._renewals = Renewals(
+            self._link,
+            keys,
+            self._prefix,
+            self._holdings,
+            times_ms,
+            record_of=self._registry.record,
+            presence=self._fleet.presence,
+            on_life=self._fleet.look_soon,
+            listener=self,
+        )
+        self._leases = Leases(
+            self._link,
+            keys,
+            self._prefix,
+            self._holdings,
+            times_ms,
+            fleet=self._fleet,
+            renewals=self._renewals,
+            telling=self._telling,
+            call_timeout_s=call_timeout_s,
         )
 
     @property
@@ -97,81 +128,62 @@ class Store:
     @property
     def proxies(self) -> tuple[str, ...]:
         """Proxies of the fleet as last known, sorted."""
-        return self._proxies
+        return self._fleet.presence.proxies
 
     async def start(self) -> None:
-        """Connect and begin to renew. Returns after the first attempt, whether it succeeded or not.
-
-        Raises:
-            ValueError: the URL is not redis://, rediss:// or unix://.
-        """
+        """Connect and begin to renew. Returns after the first attempt, whether it succeeded or not."""
         await self._link.start()
         self._tasks.start(self._keep_alive(), "store renewals")
 
     async def close(self) -> None:
-        """Give back all leases, leave the fleet and close the connection; waits at most one call timeout."""
+        """Give back all leases, leave the fleet and close the connections; waits at most one call timeout."""
         await self._tasks.close()
+        await self._fleet.close()
         left = self._holdings.backends()
         for backend_id in left:
             for nonce in self._holdings.of(backend_id):
                 self._holdings.give_back(backend_id, nonce, 0.0)
-            self._post_renewal(backend_id, [])
-        try:
-            await self._link.call(("ZREM", self._keys.proxies, self.owner))
-        except StoreDown:
-            if left:
-                log.warning("store not told that this proxy leaves; its leases end by themselves", backends=left)
+        self._renewals.post_all(force=False)
+        if not await self._fleet.leave() and left:
+            log.warning("store not told that this proxy leaves; its leases end by themselves", backends=left)
         await self._link.close()
 
     # --- leases -----------------------------------------------------------------------------------------------------
 
-    async def claim(self, backend_id: str, nonce: str, seats: int, running_limit: int, epoch: int) -> ClaimReply:
+    async def claim(
+        self,
+        backend_id: str,
+        nonce: str,
+        seats: int,
+        running_limit: int,
+        epoch: int,
+        slot: int | None = None,
+        news: bytes = b"",
+    ) -> ClaimReply:
         """Take `seats` at a backend if at most `running_limit` are then taken. Repeating a nonce takes nothing more.
+
+        With a `slot`, only if no other lease is at it, or at one that nobody knows; else the answer is `slot_refused`.
+        A grant of at least one seat writes `news` into the log in the same step, once.
 
         Never raises for trouble of the store: without it the answer comes from this proxy's fair share (`local`).
         """
-        holding = self._holdings.ask(backend_id, nonce, seats, epoch, running_limit)
-        try:
-            reply: list[int] = await self._link.run(
-                CLAIM,
-                self._lease_keys(backend_id),
-                (self._prefix, nonce, seats, running_limit, epoch, self._lease_ms, self._record_ms),
-            )
-        except StoreDown:
-            return self._claim_alone(backend_id, nonce)
-        except BaseException:  # cancelled: the caller never learns of a grant
-            if holding.stand is Stand.ASKED:
-                self.give_back(backend_id, nonce)
-            raise
-        granted, total, mine, known = bool(reply[0]), reply[1], reply[2], reply[4]
-        if granted:
-            holding.stand = Stand.HELD
-        else:
-            self._holdings.forget(backend_id, nonce)
-            mine = min(
-                mine, self._holdings.seats_possible(backend_id)
-            )  # a lease of ours that nobody here knows is taken
-        seen = self._hear(backend_id, reply[1:])
-        return ClaimReply(granted, total, mine, seen.draining, known)
+        return await self._leases.claim(backend_id, nonce, seats, running_limit, epoch, slot, news)
 
-    async def release(self, backend_id: str, nonce: str) -> bool:
-        """Give a lease back. False: there was none (unknown nonce, or it had expired). Never raises for trouble."""
-        known = self._holdings.give_back(backend_id, nonce, self._now_s())
-        try:
-            freed: int = await self._link.run(RELEASE, (self._keys.leases(backend_id),), (self._prefix, nonce))
-        except StoreDown:
-            return known  # told when the store is back
-        self._holdings.forget(backend_id, nonce)
-        return freed > 0
+    async def release(self, backend_id: str, nonce: str, news: bytes = b"") -> bool:
+        """Give a lease back. False: there was none (unknown nonce, or it had expired). Never raises for trouble.
 
-    def give_back(self, backend_id: str, nonce: str) -> None:
+        `news` is written into the log if that freed something, or if the lease ended while the store was away; at most
+        once.
+        """
+        return await self._leases.release(backend_id, nonce, news)
+
+    def give_back(self, backend_id: str, nonce: str, news: bytes = b"") -> None:
         """Release a lease without waiting for the answer; if that is lost, the next renewal tells it again.
 
-        Also undoes a claim whose answer nobody waits for: on the one connection it comes after the claim itself.
+        Also undoes a claim whose answer nobody waits for: on the one connection it comes after the claim itself. `news`
+        as for `release`.
         """
-        self._holdings.give_back(backend_id, nonce, self._now_s())
-        keys, arguments = (self._keys.leases(backend_id),), (self._prefix, nonce)
-        self._post(RELEASE, keys, arguments, lambda _freed: self._holdings.forget(backend_id, nonce))
+        self._leases.give_back(backend_id, nonce, news)
 
     async def renew(self) -> list[LostLease]:
         """Renew all that this proxy holds, in one write; returns what is gone. Runs by itself every third of a lease
@@ -179,25 +191,11 @@ class Store:
 
         An expired lease is taken again if there is room; else it is lost, and tried again with each renewal.
         """
-        losses: list[LostLease] = []
-        answers = [self._post_renewal(backend_id, losses) for backend_id in self._holdings.backends()]
-        await asyncio.gather(*(answer for answer in answers if answer is not None), return_exceptions=True)
-        return losses
+        return await self._renewals.renew()
 
     async def occupancy(self, backend_ids: Iterable[str]) -> dict[str, Occupancy]:
         """How full backends are, in one read. Without the store: our own seats and others' as last known."""
-        names = list(backend_ids)
-        if not names:
-            return {}
-        keys = tuple(key for name in names for key in (self._keys.leases(name), self._keys.draining(name)))
-        try:
-            replies: list[list[int]] = await self._link.run(OCCUPANCY, keys, (self._prefix,))
-        except StoreDown:
-            return {name: self._occupancy_alone(name) for name in names}
-        return {
-            name: Occupancy(reply[0], reply[1], self._hear(name, reply).draining)
-            for name, reply in zip(names, replies, strict=True)
-        }
+        return await self._leases.occupancy(backend_ids)
 
     # --- registry ---------------------------------------------------------------------------------------------------
 
@@ -208,60 +206,87 @@ class Store:
         Raises:
             ValueError: the facts of a backend are too large.
         """
-        announced = {record.backend_id: record for record in records}
-        for backend_id, record in announced.items():
-            if (size := len(msgspec.json.encode(record.facts))) > FACTS_MAX_BYTES:
-                raise ValueError(f"backend {backend_id}: facts of {size} bytes, at most {FACTS_MAX_BYTES}")
-        self._records = announced
+        self._registry.announce(records)
         await self._announce()
 
     async def set_draining(self, backend_id: str, draining: bool) -> None:
         """Give a backend no new work (True) or work again (False), by all proxies. Without the store it holds here at
         once, and everywhere when the store is back.
         """
-        self._holdings.seen.setdefault(backend_id, Seen()).draining = draining
-        self._drains[backend_id] = draining
-        arguments = (int(draining), DRAINING_TTL_MS, "set")
-        try:
-            await self._link.run(DRAIN, (self._keys.draining(backend_id),), arguments)
-        except StoreDown:
-            return
-        self._drained(backend_id, draining, 1)
+        await self._registry.set_draining(backend_id, draining)
 
     async def backends(self) -> list[BackendListing]:
         """All backends of the fleet, sorted by id, whoever announced them. Without the store: as last known."""
-        try:
-            names: list[bytes] = await self._link.call(("ZRANGE", self._keys.backends, 0, -1))
-            ids = [name.decode() for name in names]
-            rows = await asyncio.gather(*(self._link.run(LISTING, self._lease_keys(name), ()) for name in ids))
-        except StoreDown:
-            return list(self._listing)
-        self._listing = [read_listing(name, row) for name, row in sorted(zip(ids, rows, strict=True)) if row]
-        return list(self._listing)
+        return await self._registry.backends()
+
+    async def policy(self) -> tuple[int, bytes] | None:
+        """Version and document of the fleet's policy; None: there is none.
+
+        Raises:
+            StoreDown: it cannot be read now.
+        """
+        return await self._registry.policy()
+
+    async def set_policy(self, document: bytes, expected_version: int | None) -> int | None:
+        """Replace the policy document if its version is the expected one (None: if there is none). Returns the new
+        version; None: somebody else was faster.
+
+        Raises:
+            StoreDown: whether it was replaced is not known.
+            ValueError: it is larger than 1 MiB.
+        """
+        return await self._registry.set_policy(document, expected_version)
+
+    # --- news -------------------------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> int:
+        """The last entry of the log that was delivered."""
+        return self._fleet.reader.position
+
+    async def follow(self, after: int | None = None) -> None:
+        """Begin to deliver the log, after a position (None: from its end). Returns after the first attempt to connect;
+        if that failed, `on_gap` is called once the log is read.
+        """
+        await self._fleet.follow(after)
+
+    async def caught_up(self) -> None:
+        """Return once everything that stood in the log when this was called has been delivered; at the latest after a
+        call timeout, at once without the store or without other proxies.
+        """
+        await self._fleet.caught_up()
+
+    def tell(self, news: bytes) -> None:
+        """Write into the log without waiting, in order with claims and releases. Without the store it is dropped."""
+        self._telling.tell(news)
+
+    async def save_picture(self, payload: bytes, at: int) -> None:
+        """Keep a picture that includes the log up to `at`, for an hour. More than 8 MiB, or trouble: logged,
+        not kept.
+        """
+        if self.up:
+            await picture.save(self._places, self._keys.picture, payload, at)
+
+    async def load_picture(self) -> tuple[bytes, int] | None:
+        """The picture kept last by any proxy, with the position that it includes."""
+        return await picture.load(self._places, self._keys.picture) if self.up else None
 
     # --- coming back ------------------------------------------------------------------------------------------------
 
-    async def _join(self, wire: Wire) -> None:
-        """First words on a new connection: show presence, which is also the proof that the store takes writes."""
-        self._heard_presence(await wire.call(PRESENCE.command((self._keys.proxies,), (self.owner, self._lease_ms))))
+    def _tell_again(self) -> None:
+        """Everything that the store may have lost, in order."""
+        self._registry.tell_again()
+        self._renewals.post_all(force=True)
+        self._telling.again()
 
-    def _rejoined(self) -> None:
-        """The link is up in this turn: tell the truth before any other call."""
-        for backend_id, draining in self._drains.items():
-            keys, arguments = (self._keys.draining(backend_id),), (int(draining), DRAINING_TTL_MS, "set")
-            self._post(DRAIN, keys, arguments, partial(self._drained, backend_id, draining))
-        for record in self._records.values():
-            self._post_heartbeat(record)
-        for backend_id in self._holdings.backends():
-            self._post_renewal(backend_id, [], force=True)
-
-    def _drained(self, backend_id: str, draining: bool, _done: int) -> None:
-        if self._drains.get(backend_id) is draining:
-            del self._drains[backend_id]
+    def _elsewhere(self) -> dict[str, int]:
+        return {name: seen.elsewhere for name, seen in self._holdings.seen.items()}
 
     def _changed(self, up: bool) -> None:
         if not up:
-            self._down_since_s = self._now_s()
+            self._leases.down_since_s = self._now_s()
+            self._fleet.was_down = True
+            self._telling.drop()
         try:
             self.on_change(up)
         except Exception as error:
@@ -271,120 +296,20 @@ class Store:
         period_s = self._lease_ms / 1000 / RENEWALS_PER_TTL
         while True:
             await asyncio.sleep(period_s * (0.8 + 0.2 * secrets.randbelow(1000) / 1000))
-            if self._link.state is State.UP:
-                await self._announce()
-                await self.renew()
+            try:
+                if self._link.state is State.UP:
+                    await self._announce()
+                    await self.renew()
+            except Exception as error:  # whatever it is, leases must go on being renewed
+                log.error("renewal failed", error=repr(error), exc_info=error)
             now_s, lease_s, record_s = self._now_s(), self._lease_ms / 1000, self._record_ms / 1000
-            self._holdings.prune(self._records, seen_before_s=now_s - record_s, gone_before_s=now_s - 2 * lease_s)
+            keep = self._registry.records
+            self._holdings.prune(keep, seen_before_s=now_s - record_s, gone_before_s=now_s - 2 * lease_s)
 
     async def _announce(self) -> None:
-        for record in self._records.values():
-            self._post_heartbeat(record)
-        for backend_id, seen in self._holdings.seen.items():
-            if seen.draining and seen.flag_missing:  # the store lost its data
-                keys, arguments = (self._keys.draining(backend_id),), (1, DRAINING_TTL_MS, "restore")
-                self._post(DRAIN, keys, arguments, lambda _done: None)
-        try:
-            self._heard_presence(await self._link.run(PRESENCE, (self._keys.proxies,), (self.owner, self._lease_ms)))
-        except StoreDown:
-            return
-
-    def _heard_presence(self, reply: list[bytes]) -> None:
-        self._proxies = tuple(sorted(owner.decode() for owner in reply))
-
-    # --- single calls -----------------------------------------------------------------------------------------------
-
-    def _post_renewal(
-        self, backend_id: str, losses: list[LostLease], *, force: bool = False
-    ) -> "asyncio.Future[Any] | None":
-        """Name all that we have or had at a backend; the answer adds to `losses`. `force`: what is held is registered
-        even above the limit, save what was lost before: its seat is another's by right.
-        """
-        held = self._holdings.of(backend_id).items()
-        record = self._records.get(backend_id)
-        limit = record.running_limit if record else max((holding.limit for _, holding in held), default=0)
-        named: list[str | int] = []
-        for nonce, holding in held:
-            must = force and holding.stand is Stand.HELD and not holding.lost_told
-            named += (nonce, holding.seats, holding.epoch, "must" if must else holding.stand.value)
-        gone = [nonce for nonce, holding in held if holding.stand is Stand.GONE]
-        arguments = (self._prefix, limit, self._lease_ms, self._record_ms, *named)
-        return self._post(
-            RENEW, self._lease_keys(backend_id), arguments, partial(self._renewed, backend_id, gone, losses)
-        )
-
-    def _renewed(self, backend_id: str, gone: list[str], losses: list[LostLease], reply: list[Any]) -> None:
-        """Hear the answer to a renewal and tell the owner of each new loss."""
-        for nonce in gone:
-            self._holdings.forget(backend_id, nonce)
-        self._hear(backend_id, reply[:5])
-        nonces = [nonce.decode() for nonce in reply[6:]]
-        reasons = dict.fromkeys(nonces, "epoch") | dict.fromkeys(nonces[: reply[5]], "expired")
-        for nonce, holding in list(self._holdings.of(backend_id).items()):
-            if nonce not in reasons or holding.stand is not Stand.HELD:
-                holding.lost_told = False
-            elif not holding.lost_told:
-                holding.lost_told = True
-                losses.append(lost := LostLease(backend_id, nonce, reasons[nonce]))
-                try:
-                    self.on_lost(lost)
-                except Exception as error:
-                    log.error("callback failed", callback="on_lost", error=repr(error), exc_info=error)
-
-    def _post_heartbeat(self, record: BackendRecord) -> None:
-        backend_id = record.backend_id
-        arguments = (
-            self._prefix,
-            backend_id,
-            record.epoch,
-            record.running_limit,
-            msgspec.json.encode(record.facts).decode(),
-            self._lease_ms,
-            self._record_ms,
-            DRAINING_TTL_MS,
-        )
-        keys = (*self._lease_keys(backend_id), self._keys.backends)
-        self._post(HEARTBEAT, keys, arguments, partial(self._hear, backend_id))
-
-    def _post(
-        self, script: Script, keys: tuple[str, ...], arguments: tuple[str | int, ...], then: Callable[[Any], object]
-    ) -> "asyncio.Future[Any] | None":
-        """Run a script once, without waiting; `then` sees the answer if one comes. None: the store is not up."""
-
-        def heard(answer: "asyncio.Future[Any]") -> None:
-            if not answer.cancelled() and answer.exception() is None:
-                then(answer.result())
-
-        if (answer := self._link.post(script, keys, arguments)) is not None:
-            answer.add_done_callback(heard)
-        return answer
-
-    def _claim_alone(self, backend_id: str, nonce: str) -> ClaimReply:
-        granted, mine = self._holdings.decide_alone(
-            backend_id,
-            nonce,
-            share_of=max(1, len(self._proxies)),
-            rank=self._proxies.index(self.owner) if self.owner in self._proxies else 0,
-            others_known=self._others_known(),
-            now_s=self._now_s(),
-        )
-        seen = self._holdings.seen[backend_id]
-        return ClaimReply(granted, mine + seen.elsewhere, mine, seen.draining, seen.epoch, local=True)
-
-    def _occupancy_alone(self, backend_id: str) -> Occupancy:
-        seen, mine = self._holdings.seen.get(backend_id, Seen()), self._holdings.seats(backend_id)
-        return Occupancy(mine + (seen.elsewhere if self._others_known() else 0), mine, seen.draining, local=True)
-
-    def _others_known(self) -> bool:
-        """Whether what we heard of others' leases still holds: they cannot renew them either."""
-        return self._now_s() - self._down_since_s < self._lease_ms / 1000
-
-    def _hear(self, backend_id: str, reply: Sequence[int]) -> Seen:
-        return self._holdings.hear(backend_id, self._now_s(), reply)
+        self._registry.tell_backends()
+        await self._fleet.look()
 
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
-
-    def _lease_keys(self, backend_id: str) -> tuple[str, str, str]:
-        return self._keys.leases(backend_id), self._keys.backend(backend_id), self._keys.draining(backend_id)

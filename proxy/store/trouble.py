@@ -27,11 +27,11 @@ ADVICE = {
     TroubleKind.SLOW: "look at its load, its disk and the network, or raise store.call_timeout_s",
     TroubleKind.PASSWORD: "put the right user and password into store.url: redis://USER:PASSWORD@HOST:PORT",
     TroubleKind.FORBIDDEN: "its ACL must allow this user @read, @write, @scripting and ping on keys {slotgate:*",
-    TroubleKind.READ_ONLY: "this is a replica; put the address of the primary into store.url",
+    TroubleKind.READ_ONLY: "this is a replica; put the address of the primary (or of the Sentinels) into store.url",
     TroubleKind.MEMORY_FULL: "raise its maxmemory or remove other data; slotgate needs a few MiB",
     TroubleKind.DISK: "it cannot write to its disk: free space there, see its log",
     TroubleKind.BUSY: "it loads its data or runs a long script; nothing to do if this ends soon",
-    TroubleKind.CLUSTER: "cluster mode is not supported; put the address of a single Redis or Valkey into store.url",
+    TroubleKind.CLUSTER: "the cluster has nobody for these keys, or moves them now: see CLUSTER INFO and CLUSTER SLOTS",
     TroubleKind.VERSION: "slotgate needs Redis 7 or Valkey 8/9",
     TroubleKind.UNEXPECTED: "please report this with the lines above",
 }

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 import structlog
+from hiredis import pack_command
 from redis.asyncio import ConnectionPool
 from redis.exceptions import RedisError, ResponseError
 
@@ -26,7 +27,7 @@ GRACE_S = 0.02
 CONNECT_TIMEOUT_MIN_S = 1.0
 """Name lookup, TCP, TLS and login take several round trips; a call takes one."""
 
-Command = tuple[str | int, ...]
+Command = tuple[str | int | bytes, ...]
 
 
 class WireBroken(Exception):
@@ -93,10 +94,12 @@ class Wire:
     async def close(self) -> None:
         """Close the connection; calls still waiting get WireBroken."""
         self._break(ConnectionAbortedError("closed by us"), tell=False)
-        await self._tasks.close()
-        with suppress(RedisError, OSError):
-            await self._connection.disconnect(nowait=True)
-        await self._closing.close()
+        try:
+            await self._tasks.close()
+        finally:
+            with suppress(RedisError, OSError):
+                await self._connection.disconnect(nowait=True)
+            await self._closing.close()
 
     async def _write(self) -> None:
         try:
@@ -106,7 +109,7 @@ class Wire:
                     await self._wake
                 batch, self._unsent = self._unsent, []
                 self.writes += 1
-                packed = self._connection.pack_commands(batch)
+                packed = b"".join(map(pack_command, batch))  # type: ignore[arg-type] # the stub means any length
                 await self._connection.send_packed_command(packed, check_health=False)
         except (RedisError, OSError) as error:
             self._break(error)

@@ -38,6 +38,11 @@ class Output:
         self._thread.start()
 
     @property
+    def fd(self) -> int:
+        """Where lines go."""
+        return self._fd
+
+    @property
     def gone(self) -> bool:
         """The reader went away; lines are discarded."""
         return self._gone

@@ -207,7 +207,7 @@ class SchedulerRouter:
 
     def wake_ms(self) -> float:
         """See `Router`."""
-        return self._wake_s * 1000
+        return self._wake_s * 1000 * (1 + 1e-15)  # seconds to milliseconds and back must not come out earlier
 
     def woken(self, now_ms: float) -> list[Answer]:
         """See `Router`."""
@@ -223,9 +223,8 @@ class SchedulerRouter:
         pending = [event]
         while pending:
             for effect in self._scheduler.handle(pending.pop(0), now_ms / 1000):
+                pending += self._asked(effect, now_ms)
                 match effect:
-                    case effects.Claim():
-                        pending.append(events.ClaimGranted(effect.request_id, effect.nonce))
                     case effects.Dispatch():
                         best = effect.decision.best
                         reused = 0 if best is None else best.reused_tokens
@@ -238,3 +237,7 @@ class SchedulerRouter:
                     case _:
                         pass
         return answers
+
+    def _asked(self, effect: effects.Effect, _now_ms: float) -> list[events.Event]:
+        """Do what an effect asks of the store; returns what it answers at once."""
+        return [events.ClaimGranted(effect.request_id, effect.nonce)] if isinstance(effect, effects.Claim) else []

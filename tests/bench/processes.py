@@ -28,11 +28,11 @@ error_log {folder}/nginx-error.log;
 worker_rlimit_nofile 65536;
 events {{ worker_connections 32768; }}
 http {{
-  access_log off;
+  access_log off; client_body_buffer_size 16m; client_max_body_size 64m;
   client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/f;
   uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
   keepalive_requests 1000000; keepalive_timeout 75s; tcp_nodelay on;
-  upstream engine {{ least_conn; server {engine}; keepalive 256; keepalive_requests 1000000; }}
+  upstream engine {{ least_conn; {servers} keepalive 256; keepalive_requests 1000000; }}
   server {{
     listen 127.0.0.1:{port} backlog=4096;
     location / {{
@@ -67,7 +67,7 @@ class Missing(Exception):
 class Process:
     """One started process and what it has used."""
 
-    def __init__(self, name: str, command: list[str], cpu: int, folder: Path) -> None:
+    def __init__(self, name: str, command: list[str], cpus: set[int], folder: Path) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
         with self.log.open("wb") as log:
@@ -77,7 +77,7 @@ class Process:
                 stdout=subprocess.PIPE if "tests.bench" in " ".join(command) else log,
                 stderr=log,
                 cwd=ROOT,
-                preexec_fn=lambda: os.sched_setaffinity(0, {cpu}),  # noqa: PLW1509 - single-threaded here
+                preexec_fn=lambda: os.sched_setaffinity(0, cpus),  # noqa: PLW1509 - single-threaded here
             )
         self.pid = self._popen.pid
         self.port = 0
@@ -159,33 +159,39 @@ def allow_many_files() -> None:
 
 def start_engine(folder: Path) -> tuple[Process, Path]:
     unix = folder / "engine.sock"
-    engine = Process("engine", [sys.executable, "-m", "tests.bench.engine", "--unix", str(unix)], LOAD_CPU, folder)
+    engine = Process("engine", [sys.executable, "-m", "tests.bench.engine", "--unix", str(unix)], {LOAD_CPU}, folder)
     engine.read_port()
     return engine, unix
 
 
-def start_nginx(folder: Path, engine: str) -> Process:
+def start_nginx(folder: Path, *engines: str) -> Process:
     binary = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/local/nginx/sbin")
     if binary is None:
         raise Missing(NGINX_MISSING)
     port = free_port()
     config = folder / "nginx.conf"
-    config.write_text(NGINX_CONFIG.format(folder=folder, engine=engine, port=port))
-    nginx = Process("nginx", [binary, "-p", str(folder), "-c", str(config)], PROXY_CPU, folder)
+    servers = " ".join(f"server {each};" for each in engines)
+    config.write_text(NGINX_CONFIG.format(folder=folder, servers=servers, port=port))
+    nginx = Process("nginx", [binary, "-p", str(folder), "-c", str(config)], {PROXY_CPU}, folder)
     nginx.listen(port)
     return nginx
 
 
 def start_slotgate(folder: Path, engine: str) -> Process:
     port = free_port()
+    return serve(folder, port, SLOTGATE_CONFIG.format(folder=folder, engine=engine, port=port))
+
+
+def serve(folder: Path, port: int, text: str) -> Process:
+    """slotgate with a configuration that makes it listen on a port."""
     config = folder / "slotgate.toml"
-    config.write_text(SLOTGATE_CONFIG.format(folder=folder, engine=engine, port=port))
-    proxy = Process("slotgate", [sys.executable, "-m", "proxy", "serve", "--config", str(config)], PROXY_CPU, folder)
+    config.write_text(text)
+    proxy = Process("slotgate", [sys.executable, "-m", "proxy", "serve", "--config", str(config)], {PROXY_CPU}, folder)
     proxy.listen(port)
     return proxy
 
 
 def start_bare(name: str, folder: Path, engine: str) -> Process:
-    proxy = Process(name, [sys.executable, "-m", "tests.bench.bare", "--backend", engine], PROXY_CPU, folder)
+    proxy = Process(name, [sys.executable, "-m", "tests.bench.bare", "--backend", engine], {PROXY_CPU}, folder)
     proxy.read_port()
     return proxy

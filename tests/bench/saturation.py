@@ -45,7 +45,11 @@ def closed_loop(
         cards: engines.
         slots: of each.
     """
-    records = run(router, hungry(seed, clients, tokens), 0.0, slots, cards=cards)
+    return throughput(run(router, hungry(seed, clients, tokens), 0.0, slots, cards=cards), cards)
+
+
+def throughput(records: Sequence[Record], cards: int) -> Throughput:
+    """What the records of a closed loop show."""
     last_end_ms: dict[str, float] = defaultdict(float)
     for record in records:
         name = record.id.partition(".")[0]

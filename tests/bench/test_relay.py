@@ -63,9 +63,7 @@ def test_a_missing_nginx_is_named_with_its_cure(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_process_that_does_not_start_tells_why(tmp_path: Path) -> None:
-    process = Process(
-        "broken", ["/bin/sh", "-c", "echo no such luck >&2; exit 1"], min(os.sched_getaffinity(0)), tmp_path
-    )
+    process = Process("broken", ["/bin/sh", "-c", "echo no such luck >&2; exit 1"], os.sched_getaffinity(0), tmp_path)
     with pytest.raises(Missing, match="no such luck"):
         process.listen(1, timeout_s=5)
     process.stop()

@@ -26,7 +26,7 @@ def blocks() -> list[tuple[int, int]]:
     while at < len(lines):
         if OPTION.match(lines[at]):
             end = at + 1
-            while lines[at].startswith("#[[") and end < len(lines) and OPTION.match(lines[end]):
+            while lines[at].startswith("#[") and end < len(lines) and OPTION.match(lines[end]):
                 end += 1
             found.append((at, end))
             at = end

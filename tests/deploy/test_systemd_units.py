@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from proxy.cli.asking import SERVICE_SOCKET
-from proxy.config import LimitsConfig
+from proxy.config import Config, LimitsConfig
+from proxy.listener import BACKLOG
 
 SYSTEMD = Path(__file__).parents[2] / "deploy" / "systemd"
 UNIT = SYSTEMD / "slotgate.service"
+SOCKET = SYSTEMD / "slotgate.socket"
 MOST_EXPOSED = 20
 """`systemd-analyze security` times ten: 2.0 is "OK"; a bare unit has 9.6."""
 
@@ -71,6 +73,20 @@ def test_it_agrees_with_the_program() -> None:
     assert SERVICE_SOCKET.parent == Path("/run") / unit["RuntimeDirectory"][0]
     assert "u     slotgate" in (SYSTEMD / "slotgate.sysusers.conf").read_text()
     assert unit["User"] == unit["Group"] == ["slotgate"]
+
+
+@needs_analyze
+def test_systemd_accepts_the_socket(unit: Path) -> None:
+    copy = unit.with_name("slotgate.socket")
+    copy.write_text(SOCKET.read_text())
+    result = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_the_socket_agrees_with_the_program() -> None:
+    text = SOCKET.read_text()
+    assert f"\nListenStream={Config().listen}\n" in text
+    assert int(re.findall(r"^Backlog=(\d+)$", text, re.MULTILINE)[0]) >= BACKLOG
 
 
 def test_gpus_are_let_in_by_both_names_of_the_driver() -> None:

@@ -14,10 +14,6 @@ from proxy.admin_api import (
     BackendStatus,
     DrainAnswer,
     ErrorAnswer,
-    ExplainAnswer,
-    ExplainedAnswer,
-    ExplainedCandidate,
-    ExplainedDecision,
     GpuStatus,
     KnownModel,
     LiveRequest,
@@ -35,6 +31,7 @@ from proxy.admin_api import (
     StatusAnswer,
     StoreStatus,
 )
+from proxy.explained import ExplainAnswer, ExplainedAnswer, ExplainedCandidate, ExplainedDecision, ExplainedWait
 
 NOW = 1_700_000_000.0
 GPU = GpuStatus(index=0, name="NVIDIA GeForce RTX 4090", uuid="GPU-0a", memory_bytes=25_757_220_864)
@@ -50,7 +47,7 @@ def status_answer() -> StatusAnswer:
         policy_version=3,
         waiting=2,
         running=5,
-        store=StoreStatus(url_shown="unix:///var/lib/slotgate/valkey.sock", up=True, embedded=True),
+        store=StoreStatus(url_shown="unix:///var/lib/slotgate/valkey.sock", up=True, embedded=True, fleet="default"),
         backends=[
             BackendStatus(
                 name="gpu-0",
@@ -225,6 +222,43 @@ def explain_answer() -> ExplainAnswer:
             operation="chat",
             model="llama3:latest",
             backend="gpu-1",
+            queue_ms=412.0,
+            tenant="alice",
+            priority="high",
+            position=2,
+            expected_wait_s=0.5,
+        ),
+        wait=ExplainedWait(waits=False, waited_s=0.412, position=2, expected_wait_s=0.5),
+    )
+
+
+def waiting_answer() -> ExplainAnswer:
+    """A request that waits for a better backend, after one that failed it; its first decision let it wait too."""
+    ranking = [ExplainedCandidate("gpu-0", 61.5, {"prefill": 41.5, "active": 20.0}, 3, 0, 676)]
+    full = {"gpu-1": "8 of 8 seats taken, 2 by other proxies"}
+    return ExplainAnswer(
+        id="r-2",
+        decisions=[
+            ExplainedDecision(
+                NOW - 9, 3, [], {"gpu-0": "no-room", "gpu-1": "no-room"}, details={"gpu-0": "kept for r-1"}, waits=True
+            ),
+            ExplainedDecision(
+                NOW, 3, ranking, {"gpu-1": "no-room", "gpu-2": "cooling"}, details=full, waits=True, holds_s=0.7
+            ),
+        ],
+        live=LiveRequest(
+            "r-2", "waiting", "openai", "chat", "llama3", 9.0, tenant="bob", position=1, expected_wait_s=2.5
+        ),
+        wait=ExplainedWait(
+            waits=True,
+            waited_s=8.75,
+            since_unix_s=NOW - 8.75,
+            until_unix_s=NOW + 591,
+            position=1,
+            expected_wait_s=2.5,
+            held_until_unix_s=NOW + 0.7,
+            held_for="gpu-1",
+            held_for_tokens=983,
         ),
     )
 
@@ -237,6 +271,8 @@ class AdminStandIn:
         self.status = status_answer()
         self.policy = policy_answer()
         self.explained: ExplainAnswer = explain_answer()
+        self.policy_after: PolicyAnswer | None = None
+        """If set, the policy after the next change."""
         self.changed = PolicyChangedAnswer(5, "lmetric", [PolicyChange("hold_s", 0.5, 0.25, "set")])
         """The answer to every change of the policy."""
         self.refusal = ""
@@ -300,6 +336,7 @@ class AdminStandIn:
             admin_api.explain_path(self.explained.id): self.explained,
         }
         if request.path in {admin_api.POLICY_SET, admin_api.POLICY_PRESET, admin_api.POLICY_RESET}:
+            self.policy = self.policy_after or self.policy
             return (400, ErrorAnswer(error=self.refusal)) if self.refusal else (200, self.changed)
         if request.method == "GET" and request.path in fixed:
             return 200, fixed[request.path]

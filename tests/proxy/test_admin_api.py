@@ -3,7 +3,6 @@
 import msgspec
 
 from proxy.admin_api import (
-    ExplainAnswer,
     PolicyAnswer,
     PsAnswer,
     StatusAnswer,
@@ -12,13 +11,12 @@ from proxy.admin_api import (
     restart_path,
     undrain_path,
 )
-from tests.proxy.admin_stand_in import explain_answer, policy_answer, ps_answer, status_answer
+from tests.proxy.admin_stand_in import policy_answer, ps_answer, status_answer
 
 
 def test_answers_survive_the_wire() -> None:
     assert msgspec.json.decode(msgspec.json.encode(status_answer()), type=StatusAnswer) == status_answer()
     assert msgspec.json.decode(msgspec.json.encode(ps_answer()), type=PsAnswer) == ps_answer()
-    assert msgspec.json.decode(msgspec.json.encode(explain_answer()), type=ExplainAnswer) == explain_answer()
     again = msgspec.json.decode(msgspec.json.encode(policy_answer()), type=PolicyAnswer)
     assert again == policy_answer()
     assert [type(setting.value) for setting in again.settings] == [float, int, float, bool, str]

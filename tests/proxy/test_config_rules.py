@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from proxy.config import BackendConfig
+from proxy.config import BackendConfig, BoxConfig
 from proxy.config_rules import (
     EXTERNAL_ONLY,
     LLAMA_SERVER_ONLY,
@@ -13,8 +13,11 @@ from proxy.config_rules import (
     OWN_FLAGS,
     OWN_VARIABLES,
     backend_problems,
+    box_problems,
+    box_warnings,
     loop_problems,
     policy_problems,
+    section_problems,
     unfit_keys,
 )
 
@@ -158,3 +161,68 @@ def test_policies_without_problems(values: dict[str | int, Any]) -> None:
 def test_keys_of_a_policy() -> None:
     found = list(policy_problems({"policy": {"set": {"hold_ratio": 2, "x": [1]}}}))
     assert [place for place, _, _ in found] == [("policy", "set", "hold_ratio"), ("policy", "set", "x")]
+
+
+SECRET = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("box", "found"),
+    [
+        ({}, {}),
+        ({"name": "a", "secret": SECRET, "tls_ca": "/ca.pem"}, {}),
+        ({"gate": ":11436", "secret": SECRET}, {}),
+        (
+            {
+                "gate": "10.0.0.1:0",
+                "secret_file": "/s",
+                "gate_address": "a.example:1",
+                "tls_cert": "/c",
+                "tls_key": "/k",
+            },
+            {},
+        ),
+        ({"gate": ":11436"}, {"gate": "without a secret"}),
+        ({"gate": "127.0.0.1:11436"}, {"gate": "without a secret"}),
+        ({"gate": "unix:/run/gate.sock", "secret": SECRET}, {"gate": "unix socket"}),
+        ({"secret": "sesame"}, {"secret": "has 6 characters and needs 16"}),
+        ({"secret": "open sesame, please"}, {"secret": "blanks"}),
+        ({"secret": SECRET, "secret_file": "/s"}, {}),
+        ({"gate": ":1", "secret": SECRET, "tls_cert": "/c"}, {"tls_cert": "without tls_key"}),
+        ({"gate": ":1", "secret": SECRET, "tls_key": "/k"}, {"tls_key": "without tls_cert"}),
+        (
+            {"gate_address": "a:1", "tls_cert": "/c", "tls_key": "/k"},
+            dict.fromkeys(["gate_address", "tls_cert", "tls_key"], "none"),
+        ),
+        ({"gate": ":1", "secret": SECRET, "gate_address": ":1"}, {"gate_address": "no address that can be dialed"}),
+        ({"gate": ":1", "secret": SECRET, "gate_address": "a:0"}, {"gate_address": "no address that can be dialed"}),
+    ],
+)
+def test_boxes(box: dict[str, Any], found: dict[str, str]) -> None:
+    problems = list(box_problems(BoxConfig.model_validate(box)))
+    assert {path for path, _, _ in problems} == {("box", key) for key in found}
+    for path, what, fix in problems:
+        assert found[str(path[1])] in what
+        assert fix
+    assert "sesame" not in str(problems)
+    assert list(section_problems({"box": box})) == problems
+
+
+def test_boxes_that_are_wrong_by_themselves_are_told_elsewhere() -> None:
+    assert list(section_problems({"box": {"gate": 3}})) == []
+
+
+@pytest.mark.parametrize(
+    ("box", "warned"),
+    [
+        ({}, False),
+        ({"gate": "127.0.0.1:1"}, False),
+        ({"gate": "[::1]:1"}, False),
+        ({"gate": ":1"}, True),
+        ({"gate": "10.0.0.1:1"}, True),
+        ({"gate": "10.0.0.1:1", "tls_cert": "/c", "tls_key": "/k"}, False),
+    ],
+)
+def test_gates_without_tls(box: dict[str, Any], warned: bool) -> None:
+    warnings = list(box_warnings(BoxConfig.model_validate(box)))
+    assert [path for path, _, _ in warnings] == [("box", "gate")] * warned

@@ -254,6 +254,7 @@ def test_no_backends(load: Load, tmp_path: Path) -> None:
     assert "slotgate serve --backend=" in problem.fix
     assert "[[backends]]" in problem.fix
     assert load(need_backends=False).config.backends == []
+    assert load({"store.url": "redis://127.0.0.1"}).config.backends == [], "others of the fleet may have some"
     # A file that could not be read may have named them: do not send the operator after a second fault.
     found = problems(load, config_file=tmp_path / "missing.toml")
     assert [problem.what for problem in found] == ["no such file"]

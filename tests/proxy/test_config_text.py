@@ -22,7 +22,7 @@ from proxy.config_text import json_schema, option_tables, render_toml, shown
 from proxy.endpoint import MASK
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
-SECRETS = ("hunter2", "sesame", "tok-1", "flag-1", "flag-2", "sk-1")
+SECRETS = ("open-sesame-open", "hunter2", "sesame", "tok-1", "flag-1", "flag-2", "sk-1")
 
 
 @pytest.fixture
@@ -39,6 +39,7 @@ def loaded() -> LoadedConfig:
     ]
     keys = {"sk-1": {"name": "joe", "priority": "high"}}
     flags = {"backends": backends, "store.url": "redis://u:hunter2@h:1/0?password=hunter2", "tenancy.keys": keys}
+    flags["box.secret"] = "open-sesame-open"
     return load_config(flags, environ={}, etc=Path("/nonexistent"), root=True)
 
 

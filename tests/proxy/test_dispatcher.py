@@ -1,23 +1,14 @@
 """The dispatcher: every claim is answered, every effect performed; safe with several proxies at one store."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from proxy.dispatcher import Dispatcher, Withdrawn
 from proxy.endpoint import identity, parse_endpoint
-from proxy.journal import Journal
-from proxy.store import EmbeddedStore, Store
-from scheduler.core import Scheduler
-from scheduler.domain import Outcome
-from scheduler.events import BackendChanged
-from scheduler.policy import Policy
+from proxy.store import EmbeddedStore
 from tests.proxy.box import box, emulated
-from tests.scheduler.world import backend, request
 from tests.wait import until
 
 
@@ -68,49 +59,3 @@ async def test_draining_is_told_to_the_other_proxy(tmp_path: Path) -> None:
 )
 def test_one_name_per_engine(url: str, name: str) -> None:
     assert identity(parse_endpoint(url), "box") == name
-
-
-@contextlib.asynccontextmanager
-async def dispatcher() -> AsyncIterator[Dispatcher]:
-    """One whose store cannot be reached, with one backend that still starts: what is submitted waits."""
-    made = Dispatcher(
-        Scheduler(Policy()), Store("unix:///nowhere", fleet="test", proxy_id="one"), Journal(), lambda: 1.0
-    )
-    made.feed(BackendChanged(backend()))
-    try:
-        yield made
-    finally:
-        await made.close()
-
-
-async def test_a_request_that_nobody_needs_any_more_leaves_the_line() -> None:
-    async with dispatcher() as made:
-        idle: list[int] = []
-        made.on_idle = lambda: idle.append(made.requests)
-        ticketed = made.submit(request("r1"))
-        assert [ticket.request.id for ticket in made.scheduler.waiting()] == ["r1"]
-        waiting = asyncio.ensure_future(ticketed.assignment())
-        await asyncio.sleep(0)
-
-        ticketed.withdraw()
-
-        assert made.scheduler.waiting() == ()
-        with pytest.raises(Withdrawn):
-            await waiting
-        ticketed.withdraw()
-        ticketed.close()
-        ticketed.close()
-        assert made.requests == 0
-        assert idle[0] == 0
-
-
-async def test_a_request_that_is_over_cannot_be_withdrawn() -> None:
-    async with dispatcher() as made:
-        ticketed = made.submit(request("r1"))
-        ticketed.ended(Outcome.REJECTED)
-        waiting = asyncio.ensure_future(ticketed.assignment())
-        ticketed.withdraw()
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        waiting.cancel()
-        ticketed.close()

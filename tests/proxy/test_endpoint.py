@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.endpoint import MASK, Endpoint, parse_endpoint, shown_url
+from proxy.endpoint import MASK, Endpoint, Gate, identity, is_local, parse_endpoint, shown_url
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,26 @@ def test_what_is_no_address_says_how_it_should_look(url: str) -> None:
 )
 def test_urls_without_passwords(url: str, expected: str) -> None:
     assert shown_url(url) == expected
+
+
+@pytest.mark.parametrize(
+    ("url", "local"),
+    [
+        ("http://127.0.0.1:1", True),
+        ("http://127.8.0.1:1", True),
+        ("http://localhost:1", True),
+        ("http://[::1]:1", True),
+        ("unix:/x", True),
+        ("http://10.0.0.1:1", False),
+        ("http://gpu.lan", False),
+    ],
+)
+def test_what_an_address_means_elsewhere(url: str, local: bool) -> None:
+    endpoint = parse_endpoint(url)
+    assert is_local(endpoint) is local
+    assert identity(endpoint, "box").startswith("box/") is local
+
+
+def test_the_way_through_a_gate_is_shown() -> None:
+    endpoint = Endpoint("127.0.0.1:1", 1, "127.0.0.1", gate=Gate("attic", 7000, "gpu"))
+    assert str(endpoint) == "http://127.0.0.1:1 through attic:7000"

@@ -1,11 +1,26 @@
 """The journal: what is remembered of decisions, and that it is bounded whatever happens."""
 
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.journal import Journal
-from scheduler.domain import Candidate, Decision, Measured, Outcome, Rejection
+from scheduler.domain import (
+    Backend,
+    BackendView,
+    Candidate,
+    Decision,
+    Engine,
+    Health,
+    Measured,
+    Outcome,
+    Prompt,
+    Rejection,
+    Snapshot,
+)
+from tests.proxy.test_obstacles import request
 
 
 def decision(request_id: str = "r1", backends: int = 1, rejected: int = 0) -> Decision:
@@ -57,6 +72,34 @@ def test_attempts_are_told_in_their_order() -> None:
     assert (found.outcome, found.answer) == ("failed", None)
 
 
+def test_decisions_to_wait_are_told_with_what_stood_in_the_way() -> None:
+    journal = Journal(clock=lambda: 100.0)
+    full = BackendView(Backend("gpu0", Engine.OLLAMA, slots=4, running_limit=2), Health.READY, seats_leased=2)
+    seen = (request(), Snapshot(5.0, (full,)))
+    journal.waits("r1", Decision("r1", (), {"gpu0": Rejection.NO_ROOM}, policy_version=4), None, *seen)
+    journal.waits("r1", decision(), 0.75, *seen)
+    journal.waits("r1", decision(), None, *seen)
+    journal.decided("r1", decision(), 3, 600)
+    found = journal.explain("r1")
+    assert found is not None
+    assert [(each.waits, each.holds_s, each.tenant_full) for each in found.decisions] == [
+        (True, None, False),
+        (True, 0.75, False),
+        (True, None, True),
+        (False, None, False),
+    ]
+    assert (found.decisions[0].at_unix_s, found.decisions[0].details) == (100.0, {"gpu0": "2 of 2 seats taken"})
+    assert len(journal) == 4
+
+
+def test_the_prompt_of_one_that_waits_is_not_kept() -> None:
+    journal = Journal()
+    prompt = Prompt(tuple(range(1000)), ((256_000, 7),))
+    known = sys.getrefcount(prompt)
+    journal.waits("r1", decision(), None, request(prompt=prompt), Snapshot(0.0, ()))
+    assert sys.getrefcount(prompt) == known
+
+
 def test_what_was_never_decided_is_not_there() -> None:
     journal = Journal()
     journal.ended("r1", None, Outcome.REJECTED)
@@ -86,12 +129,16 @@ def test_decisions_about_large_fleets_are_fewer() -> None:
     assert journal.explain("large") is not None
 
 
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6), st.booleans()), max_size=60))
-def test_it_is_bounded_and_consistent(steps: list[tuple[int, int, bool]]) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6), st.sampled_from(["ends", "waits", "goes"])), max_size=60)
+)
+def test_it_is_bounded_and_consistent(steps: list[tuple[int, int, str]]) -> None:
     journal = Journal(kept=7, backends=12)
-    for number, backends, ends in steps:
-        if ends:
+    for number, backends, what in steps:
+        if what == "ends":
             journal.ended(f"r{number}", None, Outcome.DONE)
+        elif what == "waits":
+            journal.waits(f"r{number}", decision(f"r{number}", backends), None, request(), Snapshot(0.0, ()))
         else:
             journal.decided(f"r{number}", decision(f"r{number}", backends), None, None)
         known = [found for each in range(6) if (found := journal.explain(f"r{each}")) is not None]

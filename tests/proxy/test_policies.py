@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config import LimitsConfig, PolicyConfig
-from proxy.policies import PolicyDocument
+from proxy.policies import PolicyDocument, Shared
 from proxy.policy_keys import PolicyError
 from scheduler.policy import Policy
 from scheduler.presets import PRESETS, ROUTED, preset_policy
@@ -226,3 +226,39 @@ def test_a_restart_at_any_point_changes_nothing(tmp_path_factory: pytest.TempPat
         assert policies.policy.version == before.version + (0 if same else 1)
         again = document(directory, preset="lmetric", set={"window": 32})
         assert (again.policy, again.answer()) == (policies.policy, policies.answer())
+
+
+def test_what_was_set_elsewhere_is_taken_over_and_kept(tmp_path: Path) -> None:
+    policies = document(tmp_path, set={"window": 8})
+    policies.set({"hold_s": 0.5})
+    applied: list[Policy] = []
+    policies.on_change = applied.append
+    there = Shared(9, "latency", {"age_credit": 2.0})
+    assert policies.adopt(there)
+    assert not policies.adopt(there)
+    assert [(policy.version, policy.age_credit, policy.hold_s) for policy in applied] == [
+        (9, 2.0, PRESETS["latency"].get("hold_s", 1.0))
+    ]
+    again = document(tmp_path, set={"window": 8})
+    assert (again.shared, again.policy) == (there, policies.policy)
+    assert policies.set({"hold_s": 0.25}).version == 10
+
+
+def test_what_is_wrong_in_a_policy_from_elsewhere_is_left_out(tmp_path: Path) -> None:
+    policies = document(tmp_path)
+    policies.adopt(Shared(3, "fastest", {"window": -1, "hold_s": 0.5}))
+    assert (policies.policy.version, policies.policy.hold_s, policies.preset) == (3, 0.5, "balanced")
+    assert [problem.partition(":")[0] for problem in policies.problems] == ["the fleet's policy"] * 2
+    assert not any(problem.startswith(str(tmp_path)) for problem in policies.problems)
+
+
+def test_a_process_that_does_not_keep_the_file_leaves_it_alone(tmp_path: Path) -> None:
+    document(tmp_path).set({"hold_s": 0.5})
+    before = (tmp_path / "policy.toml").read_bytes()
+    other = PolicyDocument(tmp_path / "policy.toml", PolicyConfig(), LimitsConfig(), keeps_file=False)
+    assert other.set({"hold_s": 0.25}).version == 3
+    other.adopt(Shared(9, "latency"))
+    assert (tmp_path / "policy.toml").read_bytes() == before
+    (tmp_path / "policy.toml").write_bytes(b"\xff")
+    PolicyDocument(tmp_path / "policy.toml", PolicyConfig(), LimitsConfig(), keeps_file=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["policy.toml"]

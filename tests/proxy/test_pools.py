@@ -8,6 +8,8 @@ from proxy.endpoint import Endpoint, parse_endpoint
 from proxy.pools import Pools
 from proxy.relay import AttemptError
 from tests.proxy.box import box, emulated
+from tests.proxy.gated import gated
+from tests.proxy.relay.rig import ScriptedEngine
 
 
 class OneBackend:
@@ -33,6 +35,19 @@ async def test_a_pool_is_kept_until_the_address_changes() -> None:
     with pytest.raises(AttemptError, match="gpu0 is not there"):
         pools.of("gpu0")
     pools.close()
+
+
+async def test_backends_of_other_boxes_are_reached_through_their_gates() -> None:
+    engine = ScriptedEngine(lambda call: call.gone())
+    await engine.start()
+    async with gated(engine.endpoint) as other:
+        fleet = OneBackend()
+        fleet.address = other.endpoint()
+        pools = Pools(fleet, other.client())
+        await pools.of("box-a.gpu0").open()
+        assert (engine.connections, other.gate.passages) == (1, 1)
+        pools.close()
+    await engine.stop()
 
 
 async def test_connections_are_used_again(tmp_path: Path) -> None:

@@ -93,3 +93,30 @@ def test_memory_is_bounded_and_ids_are_not_repeated() -> None:
 
     assert len(ids) == KEPT + 10
     assert len(book.recent()) == KEPT
+
+
+def test_how_a_request_waited_is_remembered() -> None:
+    clock = Clock()
+    book = RequestBook(None, clock)
+    record = book.open("POST", "/api/chat", "127.0.0.1")
+    record.priority = "high"
+    record.waits(clock())
+    record.stands((3, 1.5))
+    record.stands((1, 0.5))  # only the first time counts
+    assert book.being_answered(record.id) is record
+    assert book.ended(record.id) is None
+    clock.now_s += 2
+    record.waited(clock())
+    book.close(record)
+    assert book.being_answered(record.id) is None
+    ended = book.ended(record.id)
+    assert ended is not None
+    assert (ended.priority, ended.position, ended.expected_wait_s, ended.queue_ms) == ("high", 3, 1.5, 2000.0)
+
+
+def test_nothing_is_kept_of_requests_that_are_over_but_the_last_few() -> None:
+    book = RequestBook(None)
+    for _ in range(KEPT + 5):
+        book.close(book.open("GET", "/", "a"))
+    assert not book._open
+    assert len(book.recent()) == KEPT

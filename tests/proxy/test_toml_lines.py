@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.toml_lines import Path, key_lines
+from proxy.toml_lines import Path, key_lines, secretless
 
 TEXT = '''\
 # a comment with [brackets] = "and quotes"
@@ -103,3 +103,17 @@ def test_values_never_confuse_it(values: list[str]) -> None:
 def test_empty_and_comment_only() -> None:
     assert key_lines("") == {}
     assert key_lines("# only this") == {}
+
+
+def test_lines_can_be_shown_without_their_secrets() -> None:
+    assert secretless('listen = "a"  # url') == 'listen = "a"  # url'
+    for line in (
+        'secret = "x1" # y',
+        "'secret'=x1",
+        'a = { api_key = "x1", b = 1',
+        "API_KEY = x1",
+        'url = "redis://u:x1@h',
+    ):
+        shown = secretless(line)
+        assert "x1" not in shown
+        assert shown.endswith("...")

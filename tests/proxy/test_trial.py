@@ -34,6 +34,17 @@ def test_the_directory_is_removed_whatever_happens(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_trials_that_run_are_found() -> None:
+    assert trial.running_sockets() == []
+    with trial.state_dir("up") as running, trial.state_dir("demo") as starting, trial.state_dir("up") as ended:
+        with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as gone:
+            listener.bind(str(running / trial.ADMIN_SOCKET))
+            listener.listen()
+            gone.bind(str(ended / trial.ADMIN_SOCKET))  # nobody listens: its process was killed
+            (starting / "config.toml").touch()
+            assert trial.running_sockets() == [running / trial.ADMIN_SOCKET]
+
+
 def test_a_full_disk_is_told_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(2**30, 2**30, 2**20))
     with pytest.raises(TrialError, match="has 1 MiB free; 256 MiB are wanted"), trial.state_dir("test"):

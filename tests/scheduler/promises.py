@@ -95,7 +95,7 @@ def _holds(world: "World", waiting: Iterable[Ticket]) -> None:
 def _tenants(world: "World", claims: Iterable[Claim]) -> None:
     """No tenant gets more seats than it may; what is counted is what is so."""
     counts = at_backends(world)
-    assert {tenant: n for tenant, n in world.scheduler._shares._running.items() if n} == counts
+    assert {tenant: n for tenant, n in world.scheduler._matching.shares._running.items() if n} == counts
     most = world.policy.tenant_max_running
     for claim in claims if most else ():
         wanted = world.open.get(claim.request_id)
@@ -170,8 +170,8 @@ def _forgot(world: "World") -> None:
     assert scheduler.waiting() == ()
     assert not len(scheduler._deadlines)
     for remembered in (
-        scheduler._open, scheduler._shares._running, ledger._by_backend, ledger._seats, outlook._reserved,
-        outlook._unnamed, matching._barren, matching._unfit, matching._freed, matching.line.groups,
+        scheduler._open, matching.shares._running, ledger._by_backend, ledger._seats, outlook.naming.reserved,
+        outlook.naming.unnamed, matching._barren, matching._unfit, matching._freed, matching.line.groups,
         matching.line.overdue, matching.line._tenants,
     ):  # fmt: skip
         assert not remembered

@@ -1,5 +1,7 @@
 """One backend as `scheduler.outlook` sees it: 1 ms per token to compute, 10 ms per token of an answer."""
 
+from typing import Any
+
 from scheduler.case import Case
 from scheduler.domain import Backend, BackendView, Candidate, Health, Measured, Request
 from scheduler.leases import Lease, Ledger
@@ -66,7 +68,7 @@ class Room:
         self.outlook.gone(lease, self.now_s)
         return done
 
-    def run(self, *messages: Message, output_tokens: int = 51, **more: bool) -> int | None:
+    def run(self, *messages: Message, output_tokens: int = 51, **more: Any) -> int | None:
         """A whole request; returns the slot that was named."""
         wanted = talk("r", *messages, **more)
         lease = self.start(wanted)

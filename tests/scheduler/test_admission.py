@@ -105,7 +105,8 @@ def test_why_nothing_took_it_in_time(reasons: list[Rejection], expected: Rejecti
     assert down_reason(None) is Rejection.DOWN
 
 
-NOW_S = 50.0
+NOW_S = 60.0
+"""A minute after the first request ended."""
 
 
 class Door:
@@ -114,7 +115,7 @@ class Door:
     def __init__(self, waiting: int = 0, **policy: Any) -> None:
         self.line = WaitingLine()
         self.count = 0
-        self.policy = Policy(completions_window_s=60.0, **policy)
+        self.policy = Policy(completions_window_s=120.0, **policy)
         replica = Replica(Ledger())
         replica.join(backend("a", limit=2))
         self.admission = Admission(self.policy, self.line, replica)
@@ -142,8 +143,8 @@ class Door:
         pytest.param(Door(2, max_waiting=2), {}, Rejection.QUEUE_FULL, id="the-line-is-full"),
         pytest.param(Door(2, max_waiting=2), {"admitted": True}, None, id="not-for-one-that-had-its-turn"),
         pytest.param(Door(4, max_waiting=2), {"admitted": True}, Rejection.QUEUE_FULL, id="of-these-one-per-seat"),
-        pytest.param(Door(), {"wait_s": 50.0}, Rejection.WAITED_TOO_LONG, id="its-time-is-over"),
-        pytest.param(Door(), {"wait_s": 50.1}, None, id="its-time-is-not-over"),
+        pytest.param(Door(), {"wait_s": 60.0}, Rejection.WAITED_TOO_LONG, id="its-time-is-over"),
+        pytest.param(Door(), {"wait_s": 60.1}, None, id="its-time-is-not-over"),
         pytest.param(Door(), {"wait_s": 1.0, "admitted": True}, Rejection.WAITED_TOO_LONG, id="nor-may-it-exceed-that"),
         pytest.param(Door(2, tenant_max_waiting=2), {}, Rejection.TENANT_BUSY, id="its-client-has-enough-waiting"),
         pytest.param(Door(2, tenant_max_waiting=2), {"tenant": "y"}, None, id="another-client-has-not"),
@@ -157,7 +158,7 @@ def test_who_may_wait(door: Door, ticket: dict[str, Any], expected: Rejection | 
 
 def complete(door: Door, count: int, *, seats: int = 1) -> None:
     for _ in range(count):
-        door.admission.completed(seats, NOW_S)
+        door.admission.completed(seats, NOW_S - 60.0)
 
 
 @pytest.mark.parametrize(
@@ -207,13 +208,13 @@ def test_without_evidence_there_is_no_expected_wait(count: int, known: bool) -> 
     complete(door, count, seats=8)
 
     assert (door.admission.expected_wait_s(door.ticket(), NOW_S) is not None) is known
-    assert door.admission.expected_wait_s(door.ticket(), NOW_S + 100.0) is None, "that is long ago"
+    assert door.admission.expected_wait_s(door.ticket(), NOW_S + 200.0) is None, "that is long ago"
 
 
 def test_retry_after_counts_the_seats_that_wait_and_its_own() -> None:
     door = Door()
     door.wait(seats=3)
-    door.admission.completed(30, NOW_S)
+    door.admission.completed(30, NOW_S - 60.0)
 
     assert door.admission.retry_after_s(door.ticket(seats=2), NOW_S) == pytest.approx(10.0)
 
@@ -223,11 +224,21 @@ def test_another_window_begins_to_count_anew_and_another_policy_is_in_force() ->
     complete(door, 600)
     assert door.admission.expected_wait_s(door.ticket(), NOW_S) == pytest.approx(0.2)
 
-    door.admission.change(Policy(completions_window_s=60.0, max_waiting=1))
+    door.admission.change(Policy(completions_window_s=120.0, max_waiting=1))
     assert door.refusal() is Rejection.QUEUE_FULL
     assert door.admission.expected_wait_s(door.ticket(), NOW_S) == pytest.approx(0.2), "the same window goes on"
 
-    door.admission.change(Policy(completions_window_s=10.0))
-    assert door.admission.expected_wait_s(door.ticket(), NOW_S) is None
-    complete(door, 10)
+    door.admission.change(Policy(completions_window_s=100.0))
+    complete(door, 60)
     assert door.admission.expected_wait_s(door.ticket(), NOW_S) == pytest.approx(2.0)
+
+
+def test_an_idle_time_says_nothing_of_the_pace() -> None:
+    door = Door(5)
+    for second in range(1, 7):
+        door.admission.completed(1, 90_000.0 + second)
+
+    expected_s = door.admission.expected_wait_s(door.ticket(), 90_006.0)
+
+    assert expected_s is not None
+    assert 4.0 <= expected_s <= 8.0, "six in six seconds, and six before it"

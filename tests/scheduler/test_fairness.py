@@ -166,3 +166,14 @@ def test_whatever_was_before_a_waiting_tenant_gets_its_turn(
 
     # The others use up what they had, then x needs turns for one request, in each of which they use a quantum.
     assert before_x <= 2 * (quantum + MOST) + 2 * (MOST + quantum)
+
+
+def test_another_proxy_goes_on_with_the_same_shares() -> None:
+    shares, other = Shares(), Shares()
+    shares.charge(1, "x", 700.0, 1000.0)
+    shares.charge(0, "y", 100.0, 1000.0)
+
+    other.restore(shares.picture())
+
+    assert other.picture() == shares.picture()
+    assert (other.left(1, "x", 1000.0), other.left(0, "y", 1000.0)) == (300.0, 900.0)

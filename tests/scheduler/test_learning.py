@@ -159,3 +159,24 @@ def test_keep_lets_the_oldest_go() -> None:
         keep(kept, key, number, 3)
 
     assert list(kept.items()) == [("a", 2), ("c", 3), ("d", 4)]
+
+
+def test_another_proxy_goes_on_with_what_was_learned() -> None:
+    steps, other = Steps(rates_for(None)), Steps(rates_for(None))
+    mean, gain = Mean(100.0), gain_of_time()
+    for number in range(30):
+        steps.learn(1 + number % 9, 5.0 + number % 7)
+        mean.learn(50.0 + number)
+        gain.correction(0.1)
+
+    other.restore(*steps.picture())
+    again = Mean(1.0).restore(mean.picture())
+
+    assert [steps.at(running) for running in range(80)] == [other.at(running) for running in range(80)]
+    for one in (mean, again):
+        one.learn(70.0)
+    assert again.value == mean.value
+    assert gain_of_time().restore(gain.picture()).correction(0.2) == gain.correction(0.2)
+    before = steps.picture()
+    steps.restore((1.0,), (None,))
+    assert steps.picture() == before, "of another version: nothing is taken over"

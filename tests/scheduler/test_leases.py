@@ -106,3 +106,40 @@ def test_the_memory_of_ended_leases_is_bounded_and_says_when_it_is_not_enough() 
     assert len(ledger.ended_after("a", 100.0) or ()) == ENDED_KEPT + 10 - 100
     ledger.void("a", 1e6)
     assert ledger.ended_after("a", 3.0) == []
+
+
+# Of other proxies
+
+
+def hear(ledger: Ledger, nonce: str, *, seats: int = 1, heard_s: float = 1.0) -> Lease:
+    lease = Lease(nonce, "r", "a", 1, seats, None, heard_s, LeaseState.HELD, granted_s=heard_s, owner="two")
+    ledger.hear(lease)
+    return lease
+
+
+def test_leases_of_other_proxies_stand_beside_ours_and_owe_nothing() -> None:
+    ledger = Ledger()
+    ours, theirs = claim(ledger, "n"), hear(ledger, "m", seats=2)
+
+    assert (ledger.seats("a"), ledger.seats_elsewhere("a")) == (1, 2)
+    assert (list(ledger), len(ledger), ledger.of("a")) == ([ours], 1, [ours])
+    assert (list(ledger.at("a")), list(ledger.elsewhere())) == ([ours, theirs], [theirs])
+    assert (ledger.get("m"), ledger.heard("m"), ledger.heard("n")) == (None, theirs, None)
+    assert ledger.release("m", 2.0) is None
+    assert ledger.void("a", 2.0) == [], "what others hold they let go themselves"
+    assert ledger.seats_elsewhere("a") == 2
+
+    assert ledger.unhear("m", 3.0) is theirs
+    assert ledger.unhear("m", 3.1) is None
+    assert (ledger.seats_elsewhere("a"), list(ledger.elsewhere())) == (0, [])
+
+
+def test_one_that_ended_elsewhere_explains_what_a_look_saw_of_it() -> None:
+    ledger = Ledger()
+    hear(ledger, "m", heard_s=5.0)
+    ledger.unhear("m", 7.0, remember=True)
+
+    [ended] = ledger.ended_after("a", 4.0) or []
+
+    assert (ended.seats, ended.granted_s) == (1, float("-inf")), "it may have been granted before we heard of it"
+    assert ledger.ended_after("a", 7.0) == []

@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given, settings
 
 from scheduler.domain import SlotState
-from scheduler.mirror import Mirror, Reuse
+from scheduler.mirror import MOST_SLOTS, Mirror
+from scheduler.slot_contents import Reuse
 from tests.scheduler.prompts import TOKENS_PER_BYTE, Message, prompt_of
 
 SYSTEM, USER, ANSWER, NEXT, OTHER = (1, 128), (2, 64), (3, 64), (4, 64), (5, 64)
@@ -311,3 +312,22 @@ def test_nonsense_from_an_engine_never_makes_nonsense_here(
             assert reuse.fresh_tokens >= 1
             assert 0 <= reuse.shared_lost <= reuse.lost_tokens
         assert 0 <= mirror.trust <= 1
+
+
+def test_a_slot_that_the_store_knows_to_be_free_is_vacated() -> None:
+    mirror = Mirror(2)
+    mirror.take("n", prompt_of([SYSTEM]), 128, 0, 1.0)
+
+    mirror.vacate(0)
+    mirror.vacate(1)
+    assert mirror.idle() == 2
+    assert mirror.take("m", prompt_of([OTHER]), 64, 0, 2.0) == 0
+    mirror.correct("n", 0)
+    mirror.done("n", 128, 50, 3.0)
+
+    assert mirror.idle() == 1, "the end of the one before changes the slot no more"
+    assert mirror.trust == 1.0
+
+
+def test_of_an_engine_with_very_many_slots_only_so_many_are_accounted_for() -> None:
+    assert Mirror(10_000).idle() == MOST_SLOTS

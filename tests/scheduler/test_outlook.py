@@ -8,8 +8,9 @@ import pytest
 
 from scheduler.case import Case
 from scheduler.domain import Engine, Gpu, Measured
+from scheduler.endings import LEAST_LEFT_TOKENS, OUTRUN
 from scheduler.estimates import PRIOR_OUTPUT_TOKENS, Estimates
-from scheduler.outlook import LEAST_LEFT_TOKENS, NOTHING, OUTRUN, SLOW_LIMIT, Fit, Reuses
+from scheduler.outlook import NOTHING, SLOW_LIMIT, Fit, Reuses
 from scheduler.policy import Policy
 from scheduler.priors import rates_for
 from tests.scheduler.room import ANSWER, HELLO, NEXT, NOW_S, POLICY, RATES, SYSTEM, Room
@@ -62,6 +63,20 @@ def test_of_full_slots_the_one_that_was_used_longest_ago_is_overwritten() -> Non
 
     assert set(slots) == {0, 1, 2}
     assert room.fit(talk("r", HELLO)).slot == slots[0]
+
+
+def test_a_tenant_with_few_slots_keeps_them_beside_one_that_would_take_them_all() -> None:
+    slots = []
+    for light in ("", "light"):
+        room = Room()
+        of_light = room.run((10, 1000), tenant=light)
+        for number in range(2):
+            room.now_s += 10.0
+            room.run((11 + number, 1000))
+        slots.append((of_light, room.fit(talk("r", HELLO), now_s=room.now_s + 10.0).slot))
+
+    assert slots[0][0] == slots[0][1], "of one tenant's slots the oldest goes"
+    assert slots[1][0] != slots[1][1], "but not the only one of another"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +200,7 @@ def test_time_until_a_lease_ends(passed_s: float, answer_s: float | None, expect
         room.answer(lease)
         now_s += answer_s
 
-    assert room.outlook.remaining_ms(lease, now_s, room.view()) == pytest.approx(expected_ms)
+    assert room.outlook.endings.remaining_ms(lease, now_s, room.view()) == pytest.approx(expected_ms)
 
 
 def test_time_until_a_lease_ends_is_never_nothing_and_may_be_unknown() -> None:
@@ -193,9 +208,9 @@ def test_time_until_a_lease_ends_is_never_nothing_and_may_be_unknown() -> None:
     lease = room.start(talk("r", SYSTEM, HELLO, max_output_tokens=1))
     room.answer(lease)
 
-    assert room.outlook.remaining_ms(lease, NOW_S, room.view()) == LEAST_LEFT_TOKENS * 10
+    assert room.outlook.endings.remaining_ms(lease, NOW_S, room.view()) == LEAST_LEFT_TOKENS * 10
     lease.work = None
-    assert room.outlook.remaining_ms(lease, NOW_S, room.view()) == inf
+    assert room.outlook.endings.remaining_ms(lease, NOW_S, room.view()) == inf
 
 
 def test_what_it_costs_to_wait_for_the_conversation_s_own_slot() -> None:
@@ -312,8 +327,8 @@ def test_a_backend_that_left_is_forgotten() -> None:
     room.outlook.left("a")
 
     assert room.outlook.mirrors("a") == {}
-    assert not room.outlook._reserved
-    assert not room.outlook._unnamed
+    assert not room.outlook.naming.reserved
+    assert not room.outlook.naming.unnamed
     assert not any(row.backend_id == "a" for row in room.outlook.estimates.table(0.0, {}))
 
 
@@ -346,7 +361,7 @@ def test_of_an_answer_that_comes_as_a_whole_the_prompt_is_computed_when_it_shoul
 
     assert [room.outlook.prefills("a", 1, NOW_S + passed_s) for passed_s in (0.0, 0.59, 0.61)] == [1, 1, 0]
     whole_ms = 10 * PRIOR_OUTPUT_TOKENS
-    left_ms = [room.outlook.remaining_ms(lease, NOW_S + passed_s, room.view()) for passed_s in (0.5, 1.1, 60.6)]
+    left_ms = [room.outlook.endings.remaining_ms(lease, NOW_S + passed_s, room.view()) for passed_s in (0.5, 1.1, 60.6)]
     assert left_ms == pytest.approx([100.0 + whole_ms, whole_ms - 500.0, OUTRUN * 60_000.0])
 
 

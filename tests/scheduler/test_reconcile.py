@@ -1,3 +1,5 @@
+from math import inf
+
 import pytest
 
 from scheduler.domain import SlotState
@@ -11,6 +13,12 @@ def lease(nonce: str, granted_s: float, *, seats: int = 1, abandoned_s: float | 
     made = Lease(nonce, "r", "a", 1, seats, None, granted_s - 0.1, granted_s=granted_s)
     made.state = LeaseState.HELD if abandoned_s is None else LeaseState.ABANDONED
     made.since_s = granted_s if abandoned_s is None else abandoned_s
+    return made
+
+
+def theirs(nonce: str, heard_s: float, *, abandoned_s: float | None = None) -> Lease:
+    made = lease(nonce, heard_s, abandoned_s=abandoned_s)
+    made.owner = "two"
     return made
 
 
@@ -63,6 +71,34 @@ def claiming(nonce: str) -> Lease:
         ),
         pytest.param(3, [lease("x", 9, abandoned_s=9.5)], [], 2, Reading((), 2, 0, 0), id="beside-other-proxies"),
         pytest.param(2, [lease("x", 9, abandoned_s=9.5)], [], 2, Reading(("x",), 2, 0, 0), id="idle-beside-others"),
+        pytest.param(1, [theirs("x", 9)], [], 0, Reading((), 0, 0, 0), id="theirs"),
+        pytest.param(1, [theirs("x", 11)], [], 0, Reading((), 0, 0, 0), id="theirs-heard-of-since"),
+        pytest.param(1, [], [Ended(-inf, 11, 1)], 0, Reading((), 0, 0, 0), id="theirs-that-ended-since"),
+        pytest.param(1, [theirs("x", inf)], [], 0, Reading((), 1, 0, 0), id="their-turn-is-not-at-the-engine"),
+        pytest.param(
+            1,
+            [lease("x", 9, abandoned_s=9.5), theirs("y", 9)],
+            [],
+            0,
+            Reading(("x",), 0, 0, 0),
+            id="idle-beside-theirs",
+        ),
+        pytest.param(
+            1,
+            [lease("x", 9, abandoned_s=9.5), theirs("y", 9, abandoned_s=9.2)],
+            [],
+            0,
+            Reading((), 0, 0, 0),
+            id="either-may-be-the-busy-one",
+        ),
+        pytest.param(
+            0,
+            [lease("x", 9, abandoned_s=9.5), theirs("y", 9, abandoned_s=9.2)],
+            [],
+            0,
+            Reading(("x",), 0, 0, 0),
+            id="theirs-is-not-for-us-to-free",
+        ),
     ],
 )
 def test_read(busy: int, leases: list[Lease], ended: list[Ended], elsewhere: int, expected: Reading) -> None:

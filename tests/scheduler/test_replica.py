@@ -168,3 +168,37 @@ def test_views_follow_what_was_touched() -> None:
     replica.leave("a")
     assert replica.views() == (after.backends[1],)
     assert replica.get("a") is None
+
+
+# Seats of other proxies
+
+
+def test_what_the_store_tells_is_compared_with_what_the_others_told() -> None:
+    known = state()
+    known.learn_elsewhere(3, 5.0, known=2, since_s=5.0)
+    assert (known.seats_unknown, known.unaccounted) == (1, True)
+    assert known.view(1, 2).seats_elsewhere == 3
+
+    known.hear_taken(1)
+    assert (known.seats_unknown, known.unaccounted) == (0, False), "the news of it came after the number"
+
+
+def test_a_number_that_is_older_than_the_end_of_a_lease_still_has_it() -> None:
+    known = state()
+    known.hear_ended(2, 6.0)
+
+    known.learn_elsewhere(3, 5.0, known=1, since_s=5.0)
+    assert known.seats_unknown == 0
+    known.learn_elsewhere(3, 7.0, known=1, since_s=7.0)
+    assert known.seats_unknown == 2
+
+
+def test_what_is_most_likely_on_its_way_takes_room_but_ends_no_naming_of_slots() -> None:
+    known = state()
+    known.learn_elsewhere(1, 5.0, since_s=5.0, passing=True)
+
+    assert (known.seats_unknown, known.unaccounted) == (1, False)
+    known.learn_elsewhere(1, 6.0, since_s=6.0)
+    assert known.unaccounted
+    known.learn_elsewhere(2, 7.0, since_s=7.0, passing=True)
+    assert known.unaccounted, "what was sure stays so"

@@ -1,5 +1,6 @@
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,3 +57,19 @@ def test_a_chance_is_a_chance_and_never_grows(seen: list[tuple[float, bool]], on
         returns.observe(age_s, returned=returned)
     low, high = sorted((one_s, other_s))
     assert 0.0 <= returns.chance(high) <= returns.chance(low) <= 1.0
+
+
+def test_another_proxy_goes_on_with_the_same_chances() -> None:
+    returns, other = Returns(), Returns()
+    for number in range(37):
+        returns.observe(3.0 + number, returned=number % 3 == 0)
+
+    other.restore(returns.picture())
+
+    for one in (returns, other):
+        for age_s in range(10):
+            one.observe(float(age_s), returned=True)
+    assert [returns.chance(age_s) for age_s in range(100)] == [other.chance(age_s) for age_s in range(100)]
+    before = other.picture()
+    other.restore(msgspec.structs.replace(before, events=(1.0,)))
+    assert other.picture() == before, "of another version: nothing is taken over"

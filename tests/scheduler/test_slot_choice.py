@@ -128,6 +128,7 @@ def test_other_slots_than_we_thought_mean_that_nothing_is_known_until_those_that
 
     assert waiting.work is not None
     assert waiting.work.slot is None
+    assert room.outlook.slot_shares.picture("a") == ()
     fit = room.fit(talk("r", SYSTEM, HELLO, ANSWER, NEXT))
     assert (fit.slot, fit.reused_tokens) == (None, 0)
     room.end(lease, wanted)

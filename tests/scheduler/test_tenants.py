@@ -173,7 +173,7 @@ def test_those_that_could_use_a_seat_share_it_though_another_one_has_its_turn_an
 
 
 def left(world: World, tenant: str) -> float:
-    return world.scheduler._shares.left(1, tenant, world.policy.quantum_tokens)
+    return world.scheduler._matching.shares.left(1, tenant, world.policy.quantum_tokens)
 
 
 def test_what_is_expected_is_charged_at_once_and_what_was_used_in_the_end() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,7 @@ from tests.stories.gauges import Gauges, gauges
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(560)]
 
-REQUESTS = 300
+REQUESTS = int(os.environ.get("SLOTGATE_TURNS", "300"))
 AT_ONCE = 4
 SLOTS = 8
 CLOSE_TOKENS = 64
@@ -95,16 +96,20 @@ def _told(ended: list[RecentRequest]) -> list[RecentRequest]:
 
 async def _all(running: SlotgateProcess, count: int, *paths: str) -> tuple[Gauges, list[RecentRequest]]:
     """Hold conversations of so many requests; what the engine showed meanwhile, and how they ended."""
-    left = list(range(count))
+    ended: list[RecentRequest] = []
     async with (
         gauges(running) as seen,
         httpx.AsyncClient(base_url=running.url, timeout=240, limits=httpx.Limits(max_connections=AT_ONCE)) as client,
     ):
-        await asyncio.gather(*(talk(client, left, paths) for _ in range(AT_ONCE)))
-    return seen, (await asyncio.to_thread(running.admin.recent))[-count:]
+        while len(ended) < count:  # only so many are remembered
+            part = min(250, count - len(ended))
+            left = list(range(len(ended), len(ended) + part))
+            await asyncio.gather(*(talk(client, left, paths) for _ in range(AT_ONCE)))
+            ended += (await asyncio.to_thread(running.admin.recent))[-part:]
+    return seen, ended
 
 
-async def test_three_hundred_turns_find_what_slotgate_said_they_would(running: SlotgateProcess) -> None:
+async def test_turns_find_what_slotgate_said_they_would(running: SlotgateProcess) -> None:
     seen, ended = await _all(running, REQUESTS, "/api/chat", "/v1/chat/completions")
     done = _told([each for each in ended if each.outcome == "done"])
     close = [each for each in done if abs(each.cached_tokens - each.predicted_cached_tokens) <= CLOSE_TOKENS]  # type: ignore[operator]
@@ -115,7 +120,7 @@ async def test_three_hundred_turns_find_what_slotgate_said_they_would(running: S
     assert seen.deferred == 0
     assert seen.processing <= AT_ONCE
     assert any(each.outcome == "client-left" for each in ended)
-    assert len(close) >= 0.95 * len(done) >= 200
+    assert len(close) >= 0.95 * len(done) >= 0.6 * REQUESTS
     assert cached > 0.7 * prompts
 
 

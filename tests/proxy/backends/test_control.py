@@ -8,8 +8,10 @@ import msgspec
 import pytest
 
 from proxy.backends.control import Control, ProbeError
-from proxy.endpoint import parse_endpoint
+from proxy.endpoint import Endpoint, Gate, parse_endpoint
+from proxy.gate_client import GateClient
 from tests.proxy.backends.answers import Answers
+from tests.proxy.gated import gated
 from tests.wait import until
 
 
@@ -106,3 +108,40 @@ async def test_an_answer_of_another_shape() -> None:
         with pytest.raises(ProbeError, match="the answer to /health is not what the engine should say"):
             (await control.get("/health")).json(Health)
         await control.close()
+
+
+async def test_an_engine_behind_a_gate_is_asked_in_the_same_way() -> None:
+    async with Answers.llama_server() as engine, gated(parse_endpoint(engine.url)) as box:
+        control = Control(box.endpoint(), 5, box.client())
+        assert (await control.get("/health")).json(Health) == Health("ok")
+        engine.replies["/api/show"] = (404, {"X-Y": "z"}, b"no")
+        answer = await control.post("/api/show", {"model": "m"})
+        assert (answer.status, answer.headers["x-y"], answer.body) == (404, "z", b"no")
+        engine.replies["/health"] = (503, {}, b"Loading model")
+        with pytest.raises(ProbeError, match="Loading model") as caught:
+            await control.get("/health")
+        assert caught.value.loading
+        await control.close()
+        stranger = Control(box.endpoint(), 5, GateClient("not-the-secret-of-this-box"))
+        with pytest.raises(ProbeError, match="refused the secret") as caught:
+            await stranger.get("/health")
+        assert caught.value.refused
+        await stranger.close()
+
+
+async def test_a_gate_that_does_not_answer_in_time() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.read() == b""
+        writer.close()
+        closed.set()
+
+    closed = asyncio.Event()
+    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    gate = Gate("127.0.0.1", listener.sockets[0].getsockname()[1], "gpu0")
+    control = Control(Endpoint(host="a", gate=gate), 0.05, GateClient("0123456789abcdef"))
+    with pytest.raises(ProbeError, match=r"GET /health: no answer within 0\.05 s"):
+        await control.get("/health")
+    await until(closed.is_set, "the connection is closed")
+    await control.close()
+    listener.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.backends.orphans import ProcessRecord
-from proxy.backends.statedir import SOCKET_PATH_BYTES, PidFile, StateDir, StateDirError, free_port
+from proxy.backends.statedir import SOCKET_PATH_BYTES, PidFile, StateDir, StateDirError, engine_key, free_port
 
 
 @pytest.fixture
@@ -143,3 +143,21 @@ def test_taken_ports_are_skipped(state: StateDir) -> None:
     assert free_port(taken, frozenset({taken})) > taken
     with pytest.raises(StateDirError, match="no free port"):
         free_port(65535, frozenset({65535}))
+
+
+def test_other_processes_of_this_user_find_the_key_and_no_other_file(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+    state.open()
+    path, key = state.write_key("one")
+    assert (engine_key(str(state.key_path("one"))), path) == (key, state.key_path("one"))
+    copy = tmp_path / "one.key"
+    copy.write_bytes(path.read_bytes())
+    copy.chmod(0o600)
+    assert engine_key(str(copy)) == ""
+    path.chmod(0o644)
+    assert engine_key(str(path)) == ""
+    assert engine_key(str(state.key_path("two"))) == ""
+    path.chmod(0o600)
+    path.write_text("a file of another kind")
+    assert engine_key(str(path)) == ""
+    state.close()

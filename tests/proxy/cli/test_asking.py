@@ -22,6 +22,14 @@ def test_no_proxy_runs(slotgate: Slotgate, home: Path, command: tuple[str, ...])
     assert "Traceback" not in result.stderr
 
 
+def test_trials_that_run_are_told(slotgate: Slotgate, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.trial.running_sockets", lambda: [home / "a b.sock"])
+    for command in (("status",), ("status", f"--socket={home}/none.sock")):
+        assert slotgate(*command).stderr.endswith(
+            f"running here as a trial; to ask it, add:\n  --socket='{home}/a b.sock'\n"
+        )
+
+
 def test_a_named_socket(slotgate: Slotgate, home: Path) -> None:
     with AdminStandIn(home / "named.sock"):
         assert slotgate("status", f"--socket={home}/named.sock").exit_code == 0

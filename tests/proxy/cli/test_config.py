@@ -23,7 +23,28 @@ def test_check(slotgate: Slotgate, file: Path) -> None:
         "ok": True,
         "files": [str(file)],
         "problems": [],
+        "warnings": [],
     }
+
+
+def test_check_warns_of_what_is_allowed_and_not_wise(slotgate: Slotgate, file: Path) -> None:
+    file.write_text(file.read_text() + '[box]\ngate = "10.0.0.1:11436"\nsecret = "open-sesame-open-sesame"\n')
+    result = slotgate("config", "check", str(file))
+    assert (result.exit_code, result.stdout) == (0, f"ok: {file}; 1 entry in backends\n")
+    assert result.stderr.startswith(f"warning: {file}:6: box.gate: the gate at 10.0.0.1:11436 has no TLS")
+    answer = json.loads(slotgate("config", "check", str(file), "--json").stdout)
+    assert (answer["ok"], [warning["key"] for warning in answer["warnings"]]) == (True, ["box.gate"])
+
+
+@pytest.mark.parametrize(
+    "line", ["secret = open-sesame-1", 'secret = "open-sesame-2', 'secret = ["open-sesame-3"]', 'secret = "sesame"']
+)
+def test_secrets_are_not_shown_where_they_are_wrong(slotgate: Slotgate, file: Path, line: str) -> None:
+    file.write_text(f"[box]\n{line}\n")
+    result = slotgate("config", "check", str(file))
+    assert result.exit_code == 1
+    assert f"{file}:2" in result.stderr
+    assert "sesame" not in result.stderr
 
 
 def test_check_tells_every_problem(slotgate: Slotgate, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ HEAVY = ("rich", "pydantic", "httpx", "structlog", "aiohttp", "redis", "msgspec"
 
 COMMANDS = (
     "serve", "ps", "status", "list", "drain", "undrain", "restart", "explain", "policy", "config", "simulate", "up",
-    "demo", "version",
+    "demo", "version", "workers", "store",
 )  # fmt: skip
 
 
@@ -39,6 +39,21 @@ def test_wrong_usage(arguments: tuple[str, ...]) -> None:
     result = run(*arguments)
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("command", [(), *((each,) for each in COMMANDS), ("policy", "set")])
+def test_arguments_that_are_no_text(command: tuple[str, ...]) -> None:
+    result = run(*command, "--socket=\udcff")  # a lone surrogate stands for a byte that is no UTF-8
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"error: argument {len(command) + 1} is not UTF-8: --socket=\\xff\n"
+
+
+@pytest.mark.parametrize("command", [("config", "show"), ("status",)])
+def test_variables_that_are_no_text(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLOTGATE_STATE_DIR", "/\udcff")
+    result = run(*command)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "error: variable SLOTGATE_STATE_DIR is not UTF-8: /\\xff\n"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

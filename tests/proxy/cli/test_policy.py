@@ -1,11 +1,16 @@
 """`slotgate policy`, golden; and what is said of changes."""
 
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 
+import msgspec
 import pytest
 
+from proxy.admin_api import PolicyAnswer, PolicyChange
 from proxy.cli.policy import plain
+from scheduler.presets import MEANINGS
 from tests.proxy.admin_stand_in import AdminStandIn
 from tests.proxy.cli.conftest import Slotgate
 
@@ -51,11 +56,52 @@ def test_set(slotgate: Slotgate, stand_in: AdminStandIn) -> None:
     assert result.exit_code == 0
     assert result.stdout == "hold_s = 0.25 (was 0.5)\n"
     assert result.stderr == "policy 5 is in force, preset lmetric\nundo: slotgate policy set hold_s=0.5\n"
-    assert stand_in.asked == ["POST /policy/set"]
+    assert [asked for asked in stand_in.asked if asked.startswith("POST")] == ["POST /policy/set"]
     assert stand_in.bodies == [{"set": {"hold_s": "0.25", "order": "fcfs"}}]
     result = slotgate("policy", "set", "hold_s=0.25", "--json")
     assert json.loads(result.stdout)["version"] == 5
     assert result.stderr == ""
+
+
+def live(stand_in: AdminStandIn, **values: float) -> PolicyAnswer:
+    """The policy with just these keys set live."""
+    answer = msgspec.convert(msgspec.to_builtins(stand_in.policy), PolicyAnswer)
+    for setting in answer.settings:
+        setting.origin = "set" if setting.key in values else "default"
+        setting.value = values.get(setting.key, setting.value)
+    return answer
+
+
+def test_setting_a_key_to_what_it_is_pins_it(slotgate: Slotgate, stand_in: AdminStandIn) -> None:
+    stand_in.policy, stand_in.policy_after = live(stand_in), live(stand_in, window=64)
+    stand_in.changed.changes = []
+    result = slotgate("policy", "set", "window=64")
+    assert result.stdout == "window = 64 (as before, but set live now: it holds whatever is configured)\n"
+    assert result.stderr == "policy 5 is in force, preset lmetric\nundo: slotgate policy reset window\n"
+
+
+def test_undoing_restores_what_was_not_set_before(slotgate: Slotgate, stand_in: AdminStandIn) -> None:
+    stand_in.policy = live(stand_in, hold_s=0.5)
+    stand_in.policy_after = live(stand_in, hold_s=0.25, window=8)
+    stand_in.changed.changes.append(PolicyChange("window", 64, 8, "set"))
+    result = slotgate("policy", "set", "hold_s=0.25", "window=8")
+    assert result.stderr.splitlines()[1] == "undo: slotgate policy reset window && slotgate policy set hold_s=0.5"
+
+
+@pytest.mark.parametrize("arguments", [("reset", "window"), ("reset",), ("preset", "balanced")])
+def test_what_is_no_longer_set_is_told(slotgate: Slotgate, stand_in: AdminStandIn, arguments: tuple[str, ...]) -> None:
+    stand_in.policy, stand_in.policy_after = live(stand_in, window=64), live(stand_in)
+    stand_in.changed.changes = []
+    result = slotgate("policy", *arguments)
+    assert result.stdout == "window = 64 (as before, but no longer set live)\n"
+
+
+def test_the_documentation_has_the_presets_as_they_are_told() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "policy.md").read_text()
+    rows = re.findall(
+        r"^\| `([a-z-]+)` \| (.+) \|$", page.partition("## Presets")[2].partition("\n## ")[0], re.MULTILINE
+    )
+    assert rows == list(MEANINGS.items())
 
 
 def test_nothing_changed(slotgate: Slotgate, stand_in: AdminStandIn) -> None:

@@ -13,7 +13,7 @@ from tests.proxy.cli.conftest import Slotgate
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[LoadedConfig]:
-    """What `proxy.app.run` was called with; it returns 0."""
+    """What `proxy.process.run` was called with; it returns 0."""
     calls: list[LoadedConfig] = []
 
     def run(loaded: LoadedConfig, reload: Callable[[], LoadedConfig]) -> int:
@@ -21,9 +21,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[LoadedConfig]:
         calls.append(loaded)
         return 0
 
-    stand_in = types.ModuleType("proxy.app")
+    stand_in = types.ModuleType("proxy.process")
     stand_in.run = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "proxy.app", stand_in)
+    monkeypatch.setitem(sys.modules, "proxy.process", stand_in)
     return calls
 
 
@@ -56,3 +56,11 @@ def test_problems_end_it_as_wrong_usage(slotgate: Slotgate, served: list[LoadedC
     assert "--backend=" in result.stderr
     assert served == []
     assert slotgate("serve", "--nonsense").exit_code == 2
+
+
+def test_workers_are_not_started_by_hand(slotgate: Slotgate, served: list[LoadedConfig]) -> None:
+    for flags in (("--worker=1",), ("--channel=9",)):
+        result = slotgate("serve", *flags)
+        assert result.exit_code == 2
+        assert "set the option `workers` instead" in result.stderr
+    assert "--worker" not in slotgate("serve", "--help").stdout

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from proxy.admin_api import WorkerStatus
 from tests.proxy.admin_stand_in import AdminStandIn
 from tests.proxy.cli.conftest import Slotgate
 
@@ -30,6 +31,25 @@ def test_no_control_character_reaches_the_terminal(slotgate: Slotgate, stand_in:
     backend.last_error, backend.warnings = "\x1b[2J gone", ["\x07"]
     stand_in.status.warnings = ["\x1b]0;x"]
     assert slotgate("status", "-v").stdout.replace("\n", "").isprintable()
+
+
+def test_other_proxies_and_trouble_with_the_store_are_told(slotgate: Slotgate, stand_in: AdminStandIn) -> None:
+    store = stand_in.status.store
+    store.proxies, store.up, store.trouble = 3, False, "unreachable: refused; start it, or correct store.url"
+    told = slotgate("status").stdout
+    assert "store DOWN" in told
+    assert "store: unreachable: refused; start it, or correct store.url; each proxy goes on with its share" in told
+    assert "fleet default: 3 proxies" in told
+
+
+def test_a_running_limit_is_explained_where_it_is_not_the_number_of_slots(
+    slotgate: Slotgate, stand_in: AdminStandIn
+) -> None:
+    assert "running limit" in slotgate("status").stdout
+    stand_in.status.backends[0].running_limit = 16
+    assert "running limit" not in slotgate("status").stdout
+    stand_in.status.backends[0].running_limit = stand_in.status.backends[0].slots = 0  # it has not told yet
+    assert "running limit" not in slotgate("status").stdout
 
 
 def test_what_stays_down_says_what_to_do(slotgate: Slotgate, stand_in: AdminStandIn) -> None:
@@ -64,3 +84,13 @@ def test_exit_status_tells_of_problems(slotgate: Slotgate, stand_in: AdminStandI
     assert result.exit_code == 1
     assert "store DOWN" in result.stdout
     assert "slotgate: the store is gone" in result.stdout
+
+
+def test_workers_in_one_line(slotgate: Slotgate, stand_in: AdminStandIn) -> None:
+    assert "workers" not in slotgate("status").stdout
+    stand_in.status.workers = [
+        WorkerStatus(1, 11, "serving", 1.0, warm=True),
+        WorkerStatus(2, 12, "serving", 1.0, warm=False),
+        WorkerStatus(2, 13, "retiring", 9.0, warm=True),
+    ]
+    assert slotgate("status").stdout.splitlines()[2] == "workers: 2 serving, 1 retiring, 1 of them not warm"

@@ -15,8 +15,8 @@ ENGINES = tuple(
     for number in range(2)
 )
 RUNNING = Up(
-    url="http://127.0.0.1:11434", model="tiny", api="ollama", slots=4, speed=2.5, admin_socket="/tmp/a b/admin.sock",
-    log="/tmp/a b/slotgate.log", pid=99, engines=ENGINES,
+    url="http://127.0.0.1:11434", model="tiny", api="ollama", slots=4, running_limit=4, speed=2.5,
+    admin_socket="/tmp/a b/admin.sock", log="/tmp/a b/slotgate.log", pid=99, engines=ENGINES,
 )  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def test_hands_over(slotgate: Slotgate, boxes: list[Box]) -> None:
     assert boxes == [Box(cards=("4090", "4090"), slots=4, model="tiny", speed=2.5, api="ollama")]
     lines = result.stdout.splitlines()
     assert lines[1].split() == ["4090-0", "NVIDIA", "GeForce", "RTX", "4090", "http://127.0.0.1:40000", "100"]
-    assert "ollama with 4 slots each, speed 2.5" in lines
+    assert "ollama with 4 slots each; speed 2.5" in lines
     assert "clients: http://127.0.0.1:11434" in lines
     assert "  slotgate status --socket='/tmp/a b/admin.sock'" in lines
     assert any(line.startswith("  curl -s http://127.0.0.1:11434/v1/chat/completions -d '{") for line in lines)
@@ -52,6 +52,12 @@ def test_over_a_unix_socket(slotgate: Slotgate, boxes: list[Box]) -> None:
     shown = slotgate("up", "--emulate=2x4090", "--listen=unix:/s").stdout
     assert boxes[0].listen == "unix:/s"
     assert "  curl -s --unix-socket /s http://localhost/v1/chat/completions -d" in shown
+
+
+def test_slots_that_run_nothing_are_told(slotgate: Slotgate, boxes: list[Box], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "RUNNING", msgspec.structs.replace(RUNNING, slots=16, running_limit=8))
+    shown = slotgate("up", "--emulate=2x4090").stdout
+    assert "ollama with 16 slots each, 8 of which run requests at once; speed 2.5\n" in shown
 
 
 @pytest.mark.usefixtures("boxes")

@@ -63,7 +63,7 @@ def fleet() -> str:
 async def open_store(request: pytest.FixtureRequest, fleet: str) -> AsyncIterator[OpenStore]:
     """Opens stores of one fleet; the shared process is behind them if no URL is given."""
     stores: list[Store] = []
-    for name in {"own_process", "raw"} & set(request.fixturenames):
+    for name in {"own_process", "raw", "two_nodes", "watched"} & set(request.fixturenames):
         request.getfixturevalue(name)  # first, so that it ends after the stores
 
     async def opened(proxy_id: str = "p", url: str | None = None, **settings: Any) -> Store:
@@ -74,7 +74,7 @@ async def open_store(request: pytest.FixtureRequest, fleet: str) -> AsyncIterato
         return store
 
     yield opened
-    urls = {store._link.url for store in stores}
+    urls = {store._places.url for store in stores if "sentinel" not in store._places.url}
     found = [leaked for url in urls for leaked in keys_without_end(url)]
     for store in stores:
         await store.close()

@@ -33,8 +33,8 @@ def test_only_what_is_held_counts_as_held() -> None:
     assert holdings.seats("g0") == 2
     assert holdings.seats_possible("g0") == 7
     assert holdings.backends() == ["g0"]
-    for nonce in ("asked", "held", "gone", "never"):
-        holdings.forget("g0", nonce)
+    for nonce, holding in list(holdings.of("g0").items()):
+        holdings.forget("g0", nonce, holding)
     assert holdings.backends() == []
 
 
@@ -46,6 +46,34 @@ def test_asking_again_changes_nothing_unless_it_was_given_back() -> None:
     assert holdings.ask("g0", "n", 1, 1, 8) is first
     holdings.give_back("g0", "n", 0.0)
     assert holdings.ask("g0", "n", 1, 1, 8).stand is Stand.ASKED
+
+
+def test_what_was_claimed_anew_stays_when_the_former_is_forgotten() -> None:
+    holdings = Holdings()
+    former = holdings.ask("g0", "n", 1, 1, 8)
+    holdings.give_back("g0", "n", 0.0)
+    anew = holdings.ask("g0", "n", 1, 1, 8)
+    holdings.forget("g0", "n", former)
+    holdings.forget("none", "n", former)
+
+    assert holdings.of("g0")["n"] is anew
+    assert holdings.backends() == ["g0"]
+
+
+def test_a_grant_is_taken_unless_the_claim_was_given_back() -> None:
+    holdings = Holdings()
+    twice = holdings.ask("g0", "twice", 1, 1, 8)
+    holdings.forget("g0", "twice", twice)  # refused the one time, granted the other
+    assert holdings.take("g0", "twice", twice)
+    assert holdings.of("g0")["twice"].stand is Stand.HELD
+    back = holdings.ask("g1", "back", 1, 1, 8)
+    holdings.give_back("g1", "back", 0.0)
+    holdings.forget("g1", "back", back)
+
+    assert not holdings.take("g1", "back", back)
+    granted, _, _ = holdings.decide_alone("g1", "back", back, share_of=1, rank=0, others_known=False, now_s=0.0)
+    assert not granted
+    assert holdings.backends() == ["g0"]
 
 
 def test_a_newer_epoch_voids_what_is_older() -> None:
@@ -68,8 +96,8 @@ def test_no_word_on_draining_changes_nothing(draining: int, before: bool, after:
 
 
 def alone(holdings: Holdings, nonce: str, seats: int, *, others_known: bool = False) -> bool:
-    holdings.ask("g0", nonce, seats, 1, 4)
-    return holdings.decide_alone("g0", nonce, share_of=2, rank=0, others_known=others_known, now_s=0.0)[0]
+    holding = holdings.ask("g0", nonce, seats, 1, 4)
+    return holdings.decide_alone("g0", nonce, holding, share_of=2, rank=0, others_known=others_known, now_s=0.0)[0]
 
 
 def test_alone_grants_up_to_the_share() -> None:
@@ -103,3 +131,32 @@ def test_nothing_is_remembered_for_ever() -> None:
 
     assert holdings.seen.keys() == {"kept", "held", "new"}
     assert holdings.backends() == ["held", "new"]
+
+
+def test_alone_a_slot_may_be_named_only_where_nobody_else_can_name_it() -> None:
+    holdings = Holdings()
+
+    def claims(nonce: str, slot: int | None, *, share_of: int = 1) -> tuple[bool, bool]:
+        holding = holdings.ask("g0", nonce, 1, 1, 8, slot)
+        granted, _, slot_refused = holdings.decide_alone(
+            "g0", nonce, holding, share_of=share_of, rank=0, others_known=False, now_s=0.0
+        )
+        return granted, slot_refused
+
+    assert claims("a", 0) == (True, False)
+    assert claims("a", 0) == (True, False), "said again"
+    assert claims("b", 0) == (False, True)
+    assert claims("b", 1) == (True, False)
+    assert claims("c", 2, share_of=2) == (False, True)
+    assert claims("d", None) == (True, False)
+    assert claims("e", 3) == (False, True), "one is at a slot that nobody knows"
+
+
+def test_what_was_held_and_ended_without_the_store_is_marked() -> None:
+    holdings = Holdings()
+    holdings.ask("g0", "held", 1, 1, 8).stand = Stand.HELD
+    holdings.ask("g0", "asked", 1, 1, 8)
+    for nonce in ("held", "asked"):
+        holdings.give_back("g0", nonce, 0.0, b"news", away=True)
+
+    assert [holdings.of("g0")[nonce].over for nonce in ("held", "asked")] == [True, False]

@@ -10,7 +10,9 @@ import redis
 from structlog.testing import capture_logs
 
 from proxy.store.link import State
-from proxy.store.trouble import TroubleKind
+from proxy.store.scripts import OCCUPANCY
+from proxy.store.store import Store
+from proxy.store.trouble import StoreDown, TroubleKind
 from tests.proxy.store.conftest import OpenStore
 from tests.proxy.store.lossy_socket import LossySocket
 from tests.proxy.store.store_process import StoreProcess
@@ -251,3 +253,56 @@ async def test_a_restart_of_the_store_is_bridged(open_store: OpenStore, own_proc
     assert reply.granted
     assert not reply.local
     assert reply.seats_mine == 2
+
+
+async def test_what_is_said_again_is_made_anew(
+    open_store: OpenStore, own_process: StoreProcess, short_dir: Path
+) -> None:
+    """On another connection other things may hold, for one that others have to be heard first."""
+    async with LossySocket(own_process.url, short_dir) as lossy:
+        store = await open_store(url=lossy.url)
+        made: list[str] = []
+
+        def arguments() -> tuple[str]:
+            made.append(store._prefix)
+            return (store._prefix,)
+
+        lossy.lose_answers = True
+        keys = (store._keys.leases("g0"), store._keys.draining("g0"))
+        assert await store._link.run(OCCUPANCY, keys, arguments) == [[0, 0, -1]]
+        assert len(made) == 2
+        await store.close()
+
+
+async def test_a_connection_that_breaks_while_it_is_closed_ends_the_calls(
+    open_store: OpenStore, own_process: StoreProcess, short_dir: Path
+) -> None:
+    async with LossySocket(own_process.url, short_dir) as lossy:
+        store = await open_store(url=lossy.url)
+        wire = store._link._wire
+        assert wire is not None
+        store._link._closed = True
+        lossy.cut()
+        await until(lambda: wire.broken is not None, "it is broken")
+
+        with pytest.raises(StoreDown):
+            await store._link.call(("PING",))
+        await store.close()
+
+
+async def test_closing_while_it_connects_leaves_nothing_behind(fleet: str, short_dir: Path) -> None:
+    """A store that accepts and says nothing."""
+    writers: list[asyncio.StreamWriter] = []
+    listener = await asyncio.start_unix_server(lambda _reader, writer: writers.append(writer), short_dir / "mute.sock")
+    store = Store(f"unix://{short_dir}/mute.sock", fleet=fleet, proxy_id="p", call_timeout_s=60.0)
+    before = asyncio.all_tasks()
+    starting = asyncio.ensure_future(store.start())
+    await until(lambda: "store reader" in {task.get_name() for task in asyncio.all_tasks()}, "it is connected")
+    await store.close()
+    await starting
+    await store.close()
+
+    assert asyncio.all_tasks() - {starting} <= before
+    listener.close()
+    for writer in writers:
+        writer.close()

@@ -6,51 +6,26 @@ from typing import Any
 import pytest
 import redis
 
-from proxy.store.keys import Keys
-from proxy.store.scripts import CLAIM, DRAIN, HEARTBEAT, LISTING, OCCUPANCY, PRESENCE, RELEASE, RENEW, SCRIPTS, Script
+from proxy.store.lua import Script
+from proxy.store.scripts import DRAIN, LISTING, SCRIPTS
+from tests.proxy.store.raw_scripts import (
+    KEYS,
+    LEASE_KEYS,
+    Raw,
+    claim,
+    expire,
+    heartbeat,
+    members,
+    presence,
+    release,
+    renew,
+    run,
+)
 from tests.wait import until_sync
-
-LONG_MS = 30_000
-KEYS = Keys("scripts")
-LEASE_KEYS = (KEYS.leases("g0"), KEYS.backend("g0"), KEYS.draining("g0"))
-Raw = redis.Redis
-
-
-def run(raw: Raw, script: Script, keys: tuple[str, ...], *arguments: str | int) -> Any:
-    return raw.eval(script.text, len(keys), *keys, *arguments)
-
-
-def claim(
-    raw: Raw, nonce: str, seats: int = 1, limit: int = 2, epoch: int = 1, ttl_ms: int = LONG_MS, by: str = "a/"
-) -> Any:
-    return run(raw, CLAIM, LEASE_KEYS, by, nonce, seats, limit, epoch, ttl_ms, 60_000)
-
-
-def release(raw: Raw, nonce: str, by: str = "a/") -> Any:
-    return run(raw, RELEASE, LEASE_KEYS[:1], by, nonce)
-
-
-def renew(raw: Raw, *named: tuple[str, int, int, str], limit: int = 2, by: str = "a/") -> Any:
-    flat = [value for one in named for value in one]
-    return run(raw, RENEW, LEASE_KEYS, by, limit, LONG_MS, 60_000, *flat)
-
-
-def heartbeat(raw: Raw, epoch: int = 1, limit: int = 4, facts: str = "{}", by: str = "a/") -> Any:
-    return run(raw, HEARTBEAT, (*LEASE_KEYS, KEYS.backends), by, "g0", epoch, limit, facts, LONG_MS, 60_000, 600_000)
 
 
 def drain(raw: Raw, flag: str, how: str = "set") -> None:
     run(raw, DRAIN, LEASE_KEYS[2:], flag, 60_000, how)
-
-
-def members(raw: Raw) -> set[bytes]:
-    return set(raw.zrange(LEASE_KEYS[0], 0, -1))  # type: ignore[arg-type]  # bytes: nothing is decoded
-
-
-def expire(raw: Raw, nonce: str, by: str = "a/") -> None:
-    """A lease so short that it is over once the store's clock moved."""
-    claim(raw, nonce, limit=100, ttl_ms=1, by=by)
-    until_sync(lambda: run(raw, OCCUPANCY, (LEASE_KEYS[0], LEASE_KEYS[2]), by)[0][0] == 0, "the lease is over")
 
 
 def test_claims_are_granted_up_to_the_limit_and_then_refused_with_the_truth(raw: Raw) -> None:
@@ -176,6 +151,42 @@ def test_renewing_extends_takes_again_and_reports_what_is_lost(raw: Raw) -> None
     assert members(raw) == {b"a/kept#0", b"a/gone1#0"}
 
 
+def test_a_renewal_in_another_life_does_nothing(raw: Raw) -> None:
+    claim(raw, "gone")
+
+    assert renew(raw, ("n1", 1, 1, "held"), ("n2", 1, 1, "must"), ("gone", 1, 1, "gone"), life="other") == [-1]
+    assert members(raw) == {b"a/gone#0"}
+
+
+def test_a_renewal_takes_again_no_more_than_its_proxy_may_have(raw: Raw) -> None:
+    claim(raw, "kept", limit=9)
+
+    reply = renew(raw, ("kept", 1, 1, "held"), ("n1", 1, 1, "held"), ("n2", 1, 1, "held"), limit=9, most=2)
+    assert reply[:2] == [2, 2]
+    assert reply[5:] == [1, b"n2"]
+    assert renew(raw, ("kept", 1, 1, "held"), ("n1", 1, 1, "held"), limit=9, most=1)[:2] == [2, 2], (
+        "what is there stays"
+    )
+    assert renew(raw, ("n2", 1, 1, "must"), limit=9, most=1)[:2] == [3, 3]
+
+
+def test_the_sign_of_a_proxy_ends_no_earlier_than_its_leases(raw: Raw) -> None:
+    def outlives() -> bool:
+        last: Any = raw.zrange(LEASE_KEYS[0], -1, -1, withscores=True)
+        return bool(raw.zscore(KEYS.proxies, "a") == last[0][1])
+
+    presence(raw, "a", ttl_ms=1_000)
+    claim(raw, "n1")
+    assert outlives()
+    first = raw.zscore(KEYS.proxies, "a")
+    until_sync(lambda: renew(raw, ("n1", 1, 1, "held")) and raw.zscore(KEYS.proxies, "a") != first, "a renewal too")
+    assert outlives()
+    claim(raw, "n2", ttl_ms=1_000)
+    assert outlives(), "never shortened"
+    claim(raw, "n1", by="b/", limit=9)
+    assert raw.zscore(KEYS.proxies, "b") is None, "who is not there is not made to seem so"
+
+
 def test_a_forced_renewal_goes_over_the_limit_and_nothing_new_fits_until_below(raw: Raw) -> None:
     claim(raw, "x", seats=2, by="b/")
 
@@ -228,16 +239,6 @@ def test_a_listing_tells_what_was_announced(raw: Raw) -> None:
     assert run(raw, LISTING, (KEYS.leases("no"), KEYS.backend("no"), KEYS.draining("no"))) is None
 
 
-def test_presence_lists_who_is_there(raw: Raw) -> None:
-    run(raw, PRESENCE, (KEYS.proxies,), "gone", 1)
-
-    def present() -> Any:
-        return run(raw, PRESENCE, (KEYS.proxies,), "b", LONG_MS)
-
-    until_sync(lambda: present() == [b"b"], "the first is gone")
-    assert set(run(raw, PRESENCE, (KEYS.proxies,), "a", LONG_MS)) == {b"a", b"b"}
-
-
 def test_the_set_of_leases_lives_as_long_as_its_longest_lease(raw: Raw) -> None:
     claim(raw, "long", ttl_ms=30_000)
     claim(raw, "short", ttl_ms=1_000)
@@ -257,7 +258,8 @@ def test_scripts_touch_only_declared_keys(script: Script) -> None:
     keys = re.findall(r"redis\.call\('(?!TIME)[A-Z]+', ([^,)]+)", script.text)
 
     assert keys
-    assert all(re.fullmatch(r"KEYS\[[\di+ ]+\]|leases|backend|draining", key) for key in keys), keys
+    declared = r"KEYS\[[\di+ ]+\]|key|leases|backend|draining|slots|log|count|proxies"
+    assert all(re.fullmatch(declared, key) for key in keys), keys
 
 
 def test_release_frees_memory_when_memory_is_full(raw: Raw) -> None:
@@ -265,7 +267,7 @@ def test_release_frees_memory_when_memory_is_full(raw: Raw) -> None:
     raw.config_set("maxmemory", "1mb")
     try:
         with pytest.raises(redis.exceptions.OutOfMemoryError):
-            run(raw, PRESENCE, (KEYS.proxies,), "a", LONG_MS)
+            presence(raw, "a")
         assert release(raw, "n1") == 1
     finally:
         raw.config_set("maxmemory", "0")

@@ -230,6 +230,24 @@ async def test_a_callback_that_fails_ends_nothing(open_store: OpenStore) -> None
     assert store.up
 
 
+async def test_a_renewal_that_fails_is_followed_by_the_next(open_store: OpenStore) -> None:
+    store = await open_store(lease_ttl_s=0.2)
+    renewed: list[bool] = []
+    renew = store.renew
+
+    async def fails_first() -> list[LostLease]:
+        renewed.append(True)
+        if len(renewed) == 1:
+            raise RuntimeError("nobody knows why")
+        return await renew()
+
+    with capture_logs() as lines:
+        store.renew = fails_first  # type: ignore[method-assign]
+        await until(lambda: len(renewed) >= 2, "it is tried again")
+
+    assert [line["event"] for line in lines if line["log_level"] == "error"] == ["renewal failed"]
+
+
 @pytest.mark.parametrize("fleet_name", ["", "a b", "a{b}", "x" * 65])
 def test_a_fleet_name_that_cannot_be_part_of_a_key_is_refused(fleet_name: str) -> None:
     with pytest.raises(ValueError, match="fleet"):
