@@ -222,7 +222,8 @@ def wait_ready(folder: Path, cards: int, timeout_s: float = 30.0) -> None:
 class Clients:
     """Sessions over HTTP; keeps a record of each request, in milliseconds of the cards' time."""
 
-    def __init__(self, ports: Sequence[int], speed: float) -> None:
+    def __init__(self, ports: Sequence[int], speed: float, *, stay: bool = False) -> None:
+        """`stay`: a session stays with one proxy, as kept-alive connections do; else each request goes to the next."""
         self.may_fail: set[int] = set()
         """Ports of proxies that are being killed: nobody is sent there any more."""
         self.failed = 0
@@ -230,7 +231,9 @@ class Clients:
         self.failed_elsewhere = 0
         """Requests that failed at any other one."""
         self._ports = itertools.cycle(ports)
-        """Each request goes to the next proxy, whatever conversation it is of."""
+        self._stay = stay
+        self._homes: dict[str, int] = {}
+        """Of sessions that stay: their proxies' ports."""
         self._speed = speed
         self._records: list[Record] = []
         self._start_s = 0.0
@@ -260,19 +263,22 @@ class Clients:
                 messages.append({"role": role, "content": words(turn.content.hashes[index], length)})
             said = len(turn.content.ends)
             await asyncio.sleep(max(0.0, (due_ms - self.now_ms()) / 1000 / self._speed))
-            answer = await self._turn(http, f"{session.id}.{number}", session.tenant, messages, turn.output_tokens)
+            answer = await self._turn(http, session, number, messages)
             messages.append({"role": "assistant", "content": answer})
             if number + 1 < len(session.turns):
                 due_ms = self.now_ms() + session.turns[number + 1].think_ms
 
     async def _turn(
-        self, http: aiohttp.ClientSession, name: str, tenant: str, messages: list[dict[str, str]], tokens: int
+        self, http: aiohttp.ClientSession, session: Session, number: int, messages: list[dict[str, str]]
     ) -> str:
         """Ask until somebody answers."""
+        name = f"{session.id}.{number}"
         while True:
-            port = next(port for port in self._ports if port not in self.may_fail)
+            port = self._homes.get(session.id) if self._stay else None
+            if port is None or port in self.may_fail:
+                port = self._homes[session.id] = next(each for each in self._ports if each not in self.may_fail)
             try:
-                return await self._ask(http, port, name, tenant, messages, tokens)
+                return await self._ask(http, port, name, session.tenant, messages, session.turns[number].output_tokens)
             except (aiohttp.ClientError, OSError, Missing) as error:
                 if port in self.may_fail:
                     self.failed += 1

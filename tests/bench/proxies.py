@@ -134,8 +134,8 @@ def together(count: int, seed: int, options: argparse.Namespace, *, shared: bool
 class Load:
     """Chats that go on while something happens to a proxy or the store. Whose answer is cut asks the next proxy."""
 
-    def __init__(self, running: Box, options: argparse.Namespace, seed: int = 1) -> None:
-        self.clients = Clients(running.ports, options.speed)
+    def __init__(self, running: Box, options: argparse.Namespace, seed: int = 1, *, stay: bool = False) -> None:
+        self.clients = Clients(running.ports, options.speed, stay=stay)
         self._sessions = sessions("chat", RATE, seed, options.duration)
         self._options = options
 
@@ -178,12 +178,15 @@ def killed(options: argparse.Namespace) -> dict[str, float]:
 
 
 def store_gone(options: argparse.Namespace, *, gone_s: float = 20.0) -> dict[str, float]:
-    """The store killed for some seconds under load, and back empty; beside the same load with a store that stays."""
-    ttft: dict[bool, float] = {}
+    """The store killed for some seconds under load, and back empty; beside the same load with a store that stays.
+
+    Clients stay with their proxy, as kept-alive connections do, or roam: then nobody can know what the others did.
+    """
+    ttft: dict[str, float] = {}
     told: dict[str, float] = {}
-    for kills in (False, True):
+    for name, kills, stay in (("up", False, True), ("stay", True, True), ("roam", True, False)):
         with box(PROXIES, options.speed, limit=LIMIT) as running:
-            load = Load(running, options)
+            load = Load(running, options, stay=stay)
             gap: list[float] = []
 
             async def stop_store() -> None:
@@ -198,11 +201,14 @@ def store_gone(options: argparse.Namespace, *, gone_s: float = 20.0) -> dict[str
 
             records = uvloop.run(load.run(stop_store))
             within = [each.ttft_ms for each in records if gap[0] <= each.arrived_ms <= gap[1]]
-            ttft[kills] = sum(within) / len(within)
-            if kills:
-                told["store_gone_failed"] = float(load.clients.failed_elsewhere)
-                told["overcommit_store_gone"] = float(running.most_at_once() - LIMIT)
-    return told | {"store_gone_ttft_ratio": ttft[True] / ttft[False]}
+            ttft[name] = sum(within) / len(within)
+            told[f"store_gone_failed_{name}"] = float(load.clients.failed_elsewhere)
+            told[f"overcommit_store_gone_{name}"] = float(running.most_at_once() - LIMIT)
+    return told | {
+        "store_gone_ttft_ratio": ttft["stay"] / ttft["up"],
+        "store_gone_ttft_ratio_roaming": ttft["roam"] / ttft["up"],
+        "store_gone_requests": float(len(within)),
+    }
 
 
 @contextlib.asynccontextmanager

@@ -136,17 +136,18 @@ def test_the_deadline_ends_waiting() -> None:
 
 
 def test_retry_after_follows_the_pace_of_completions() -> None:
-    world = world_of("a", policy=Policy(max_waiting=5, completions_window_s=10.0))
+    world = world_of("a", policy=Policy(max_waiting=5, completions_window_s=20.0))
     for number in range(20):
         world.run(request(f"done{number}"))
         world.end(f"done{number}")
+    world.now_s += 9.9
     world.run(request("r1"))
     for number in range(5):
         world.arrive(request(f"w{number}"))
 
     (reject,) = of_type(world.arrive(request("r2")), effects.Reject)
 
-    assert reject.retry_after_s == pytest.approx(3.0), "five that wait and this one, at 20 in 10 s"
+    assert reject.retry_after_s == pytest.approx(3.0, rel=0.01), "five that wait and this one, at 20 in 10 s"
 
 
 def test_a_late_timer_does_not_refuse_what_could_have_run() -> None:
@@ -372,10 +373,11 @@ def test_a_timer_that_goes_off_early_is_set_again() -> None:
 
 
 def test_the_outlook_of_a_request_that_waits() -> None:
-    world = world_of("a", policy=Policy(completions_window_s=10.0))
+    world = world_of("a", policy=Policy(completions_window_s=20.0))
     for number in range(20):
         world.run(request(f"done{number}"))
         world.end(f"done{number}")
+    world.now_s += 9.9
     world.run(request("r1"))
     for number in (2, 3):
         world.arrive(request(f"r{number}"))
@@ -387,7 +389,7 @@ def test_the_outlook_of_a_request_that_waits() -> None:
         found = world.scheduler.outlook_of(request_id, world.now_s)
         assert found is not None
         assert found[0] == place
-        assert found[1] == pytest.approx(wait_s)
+        assert found[1] == pytest.approx(wait_s, rel=0.01)
 
 
 def test_a_prompt_that_must_not_be_computed_beside_others_goes_when_their_answers_begin() -> None:

@@ -24,7 +24,7 @@ dir {directory}
 logfile {directory}/log
 sentinel monitor fleet 127.0.0.1 {primary} 1
 sentinel auth-pass fleet secret
-sentinel down-after-milliseconds fleet 300
+sentinel down-after-milliseconds fleet 2000
 sentinel failover-timeout fleet 2000
 """
 
