@@ -383,13 +383,12 @@ def test_the_outlook_of_a_request_that_waits() -> None:
         world.arrive(request(f"r{number}"))
     world.arrive(request("r4", priority="high"))
 
-    assert world.scheduler.outlook_of("r1", world.now_s) is None, "it runs"
-    assert world.scheduler.outlook_of("nobody", world.now_s) is None
+    for request_id in ("r1", "nobody"):
+        assert world.scheduler.outlook_of(request_id, world.now_s) is None, "it runs, or is not known"
     for request_id, place, wait_s in (("r2", 2, 1.0), ("r3", 3, 1.5), ("r4", 1, 0.5)):
         found = world.scheduler.outlook_of(request_id, world.now_s)
         assert found is not None
-        assert found[0] == place
-        assert found[1] == pytest.approx(wait_s, rel=0.01)
+        assert found == (place, pytest.approx(wait_s, rel=0.01))
 
 
 def test_a_prompt_that_must_not_be_computed_beside_others_goes_when_their_answers_begin() -> None:
