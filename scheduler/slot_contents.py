@@ -1,11 +1,15 @@
 """What each slot of a backend holds, by our account, and what prompts and other slots have in common with it."""
 
+from itertools import islice
 from typing import NamedTuple
 
 from scheduler.domain import Prompt
 from scheduler.held import Held, Use, overlap, pictured, use
 from scheduler.picture import HeldPicture
 from scheduler.prefix_index import PrefixIndex, holders_of
+
+MOST_ALIKE = 8
+"""Slots with the same prompt that are compared with one: where all hold it, comparing each with each takes too long."""
 
 
 class Reuse(NamedTuple):
@@ -104,7 +108,7 @@ class SlotContents:
             others, size_bytes, end = self.index.shared(slot, among & ~(1 << slot))
             if end < 0:
                 others &= -others  # short of the whole prompt all of them have the same
-            for number in holders_of(others):
+            for number in islice(holders_of(others), MOST_ALIKE):
                 other = self.held[number]
                 if other is not None:
                     shared[slot] = max(shared[slot], overlap(held, other, size_bytes, end))
