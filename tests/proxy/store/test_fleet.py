@@ -118,7 +118,6 @@ async def test_a_lease_that_ended_while_the_store_was_away_is_told_on_return(
     await one.release("g0", "n2", b"over 2")
     own_process.start()
     await until(lambda: one.up and two.up and heard.gaps, "all are back")
-    before = len(heard.news)
     await one.renew()
     await two.occupancy(["g0"])
     await two.caught_up()
@@ -127,7 +126,7 @@ async def test_a_lease_that_ended_while_the_store_was_away_is_told_on_return(
     assert told[0] == b"taken"
     assert b"dropped" not in told
     assert b"taken alone" not in told
-    assert len(told) == before, "nothing is told twice"
+    assert len(told) == len(set(told)), "nothing is told twice"
     assert (await two.occupancy(["g0"]))["g0"].seats_total == 0
 
 
