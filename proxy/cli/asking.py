@@ -38,12 +38,13 @@ def find_socket(named: Path | None) -> Path:
         tell(f"note: the configuration has {len(error.problems)} problem(s), see `slotgate config check`")
         config = Config()
     configured = resolve(config, os.environ).admin_socket
-    if config.admin_socket is None and not configured.exists() and _may_exist(SERVICE_SOCKET):
+    if config.admin_socket is None and not configured.exists() and may_exist(SERVICE_SOCKET):
         return SERVICE_SOCKET
     return configured
 
 
-def _may_exist(path: Path) -> bool:
+def may_exist(path: Path) -> bool:
+    """Whether there may be something at a path: also where this user is not allowed to look."""
     try:
         path.stat()
     except PermissionError:

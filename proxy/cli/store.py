@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, TypeVar
 
 import typer
 
-from proxy.cli.asking import Json, fail, print_json, tell
+from proxy.cli.asking import Json, fail, may_exist, print_json, tell
 from proxy.cli.tables import columns, printable, size, span
 
 if TYPE_CHECKING:
@@ -233,7 +233,7 @@ def _target(config_file: Path | None, url: str | None, fleet: str | None) -> Tar
         service = EmbeddedStore(SERVICE_STATE)
     except StoreStartError as error:
         fail(str(error))
-    if config.state_dir is None and not _may_exist(embedded.socket_path) and _may_exist(service.socket_path):
+    if config.state_dir is None and not may_exist(embedded.socket_path) and may_exist(service.socket_path):
         embedded = service
     return Target(embedded.url, embedded.url, config.fleet, "embedded", embedded=True)
 
@@ -258,16 +258,6 @@ def _loaded(config_file: Path | None, url: str | None, fleet: str | None) -> "Lo
 
 def _unusable(origin: str, why: str) -> NoReturn:
     fail(f"{origin}: the URL of the store {why}", status=2 if origin == "--url" else 1)
-
-
-def _may_exist(path: Path) -> bool:
-    try:
-        path.stat()
-    except PermissionError:
-        return True
-    except OSError:
-        return False
-    return True
 
 
 def _run(target: Target, asked: Coroutine[Any, Any, T]) -> T:
