@@ -25,8 +25,11 @@ from proxy.admin_api import (
     StatusAnswer,
     StoreStatus,
 )
+from proxy.admin_models import AdminModels
 from proxy.admin_policy import AdminPolicy, as_json
+from proxy.admin_residency import AdminResidency
 from proxy.backends.fleet import Fleet
+from proxy.backends.member import MemberStatus
 from proxy.dialects.times import unix_seconds
 from proxy.dispatcher import Dispatcher
 from proxy.listener import unix_socket
@@ -49,6 +52,8 @@ class Admin:
         listen: Callable[[], str],
         policy: AdminPolicy,
         workers: WorkersAdmin,
+        residency: AdminResidency,
+        models: AdminModels,
     ) -> None:
         self._dispatcher = dispatcher
         self._fleet = fleet
@@ -57,6 +62,8 @@ class Admin:
         self._listen = listen
         self._policy = policy
         self._workers = workers
+        self._residency = residency
+        self._changes = models
         self._started_s = time.monotonic()
         self._tasks = Tasks()
         self._runner: web.AppRunner | None = None
@@ -80,6 +87,8 @@ class Admin:
         app.router.add_post(admin_api.restart_path("{name}"), self._restart)
         self._policy.add_routes(app.router)
         self._workers.add_routes(app.router)
+        self._residency.add_routes(app.router)
+        self._changes.add_routes(app.router)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         server = self._runner.server
@@ -107,44 +116,9 @@ class Admin:
         """The fleet as it is now."""
         views = self._views()
         scheduler = self._dispatcher.scheduler
-        backends = []
-        for known in self._fleet.status():
-            view = views.get(known.name)
-            backends.append(
-                BackendStatus(
-                    name=known.name,
-                    engine=known.engine,
-                    managed=known.managed,
-                    endpoint=known.endpoint,
-                    health=scheduler.health(known.name).value if view else "starting",
-                    draining=bool(view and view.draining),
-                    gpu=_gpu(view.backend.gpu) if view else None,
-                    slots=view.backend.slots if view else known.slots or 0,
-                    running_limit=view.backend.running_limit if view else known.running_limit or 0,
-                    running=view.seats_leased if view else 0,
-                    elsewhere=view.seats_elsewhere if view else 0,
-                    foreign_busy=view.foreign_busy if view else 0,
-                    deferred=known.deferred,
-                    slot_source=known.slot_source,
-                    epoch=known.epoch,
-                    restarts=known.restarts,
-                    pid=known.pid,
-                    models=sorted(short(name) for name in known.models),
-                    last_error=known.last_error or None,
-                    warnings=list(known.warnings),
-                    state=known.state,
-                    version=known.version,
-                    slot_context_tokens=known.slot_context_tokens,
-                    wanted=list(known.wanted),
-                    taken=known.taken,
-                    log_path=known.log_path,
-                    looked_s_ago=known.looked_s_ago,
-                    gpu_free_bytes=self._free_bytes(known.name),
-                    names_slots=bool(view and view.names_slots),
-                )
-            )
         warnings = [self._fleet.discovery.problem] if self._fleet.discovery.problem else []
         warnings += self._policy.problems
+        warnings += self._changes.warnings
         return StatusAnswer(
             version=__version__,
             listen=self._listen(),
@@ -154,11 +128,48 @@ class Admin:
             store=self._store(),
             waiting=len(scheduler.waiting()),
             running=len(scheduler.running()),
-            backends=backends,
+            backends=[self._backend_status(known, views.get(known.name)) for known in self._fleet.status()],
             warnings=warnings,
             estimates=scheduler.outlook.estimates.table(
                 time.monotonic(), {view.backend.id: view.backend.running_limit for view in views.values()}
             ),
+        )
+
+    def _backend_status(self, known: MemberStatus, view: BackendView | None) -> BackendStatus:
+        """`view` None: the scheduler does not know it yet."""
+        return BackendStatus(
+            name=known.name,
+            engine=known.engine,
+            managed=known.managed,
+            endpoint=known.endpoint,
+            health=self._dispatcher.scheduler.health(known.name).value if view else "starting",
+            draining=bool(view and view.draining),
+            gpu=_gpu(view.backend.gpu) if view else None,
+            slots=view.backend.slots if view else known.slots or 0,
+            running_limit=view.backend.running_limit if view else known.running_limit or 0,
+            running=view.seats_leased if view else 0,
+            elsewhere=view.seats_elsewhere if view else 0,
+            foreign_busy=view.foreign_busy if view else 0,
+            deferred=known.deferred,
+            slot_source=known.slot_source,
+            slot_source_why=known.slot_source_why,
+            epoch=known.epoch,
+            restarts=known.restarts,
+            pid=known.pid,
+            models=sorted(short(name) for name in known.models),
+            last_error=known.last_error or None,
+            warnings=[*known.warnings, *self._changes.doubts(known.name)],
+            state=known.state,
+            version=known.version,
+            slot_context_tokens=known.slot_context_tokens,
+            wanted=list(known.wanted),
+            taken=known.taken,
+            log_path=known.log_path,
+            looked_s_ago=known.looked_s_ago,
+            gpu_free_bytes=self._free_bytes(known.name),
+            names_slots=bool(view and view.names_slots),
+            resident=self._residency.resident(view) if view else [],
+            context_exceeded=self._residency.exceeded(known.name),
         )
 
     def _free_bytes(self, backend_id: str) -> int | None:
@@ -171,6 +182,7 @@ class Admin:
             backend = view.backend
             facts = self._fleet.facts(backend.id)
             digests = {canonical(model.name): model.digest for model in facts.models} if facts else {}
+            states = {each.name: each for each in self._residency.resident(view)}
             models += [
                 LoadedModel(
                     name=short(residency.model),
@@ -183,10 +195,25 @@ class Admin:
                     gpu=_gpu(backend.gpu),
                     slots_busy=min(view.taken, backend.slots),
                     slots=backend.slots,
+                    state=states[short(residency.model)].state,
+                    pinned=states[short(residency.model)].pinned,
                 )
                 for residency in view.residencies
             ]
-        return as_json(PsAnswer(models=models, requests=self._live()))
+            models += [
+                LoadedModel(
+                    each.name,
+                    backend.id,
+                    digests.get(canonical(each.name)) or None,
+                    context_tokens=each.context_tokens,
+                    gpu=_gpu(backend.gpu),
+                    state=each.state,
+                    pinned=each.pinned,
+                )
+                for each in states.values()
+                if each.state == "loading"
+            ]
+        return as_json(PsAnswer(models=models, requests=self._live(), pins=self._residency.pins()))
 
     def _live(self) -> list[LiveRequest]:
         now_s = time.monotonic()
@@ -225,11 +252,13 @@ class Admin:
                         digest=model.digest or None,
                         size_bytes=model.size_bytes or None,
                         modified_at_unix_s=unix_seconds(model.modified_at),
+                        pinned=self._residency.is_pinned(name),
                     ),
                 )
                 known.backends.append(backend_id)
                 if name in loaded:
                     known.loaded_on.append(backend_id)
+        self._changes.mark(models)
         return as_json(ModelsAnswer(models=[models[name] for name in sorted(models)]))
 
     async def _recent(self, _request: web.Request) -> web.Response:

@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 
+from proxy.residency_api import PinnedPlace, ResidentModel
 from scheduler.estimates import EstimateRow
 from scheduler.presets import Value
 
 STATUS = "/status"
 PS = "/ps"
 MODELS = "/models"
+"""GET: `ModelsAnswer`. POST with a pull, delete or copy added, and Ollama's body for that: see `admin_models`."""
 RECENT = "/recent"
 HEALTHZ = "/healthz"
 POLICY = "/policy"
@@ -76,7 +78,10 @@ class BackendStatus(msgspec.Struct):
     deferred: int | None = None
     """Requests in the engine's own queue; None where it does not tell."""
     slot_source: str = "leases"
-    """Where occupancy comes from: "slots" (the engine's own account) or "leases" (ours)."""
+    """Where occupancy comes from: "slots" (the engine's own account), "children" (that of the llama-servers that an
+    Ollama runs) or "leases" (ours)."""
+    slot_source_why: str = ""
+    """Why from there, in a sentence without its full stop; empty: it goes without saying."""
     epoch: int = 0
     restarts: int = 0
     pid: int | None = None
@@ -102,6 +107,10 @@ class BackendStatus(msgspec.Struct):
     """Memory of its card that is free; None where the driver does not tell."""
     names_slots: bool = False
     """Requests are told which slot to use; False: the engine chooses."""
+    resident: list[ResidentModel] = []
+    """Models in its memory, on their way there or out of it."""
+    context_exceeded: int = 0
+    """Requests sent there, since this proxy started, whose prompt and answer may not have fit their context."""
 
 
 class StoreStatus(msgspec.Struct):
@@ -194,6 +203,9 @@ class LoadedModel(msgspec.Struct):
     gpu: GpuStatus | None = None
     slots_busy: int = 0
     slots: int = 0
+    state: str = "loaded"
+    """As in `ResidentModel`."""
+    pinned: bool = False
 
 
 class LiveRequest(msgspec.Struct):
@@ -221,6 +233,7 @@ class PsAnswer(msgspec.Struct):
 
     models: list[LoadedModel]
     requests: list[LiveRequest] = []
+    pins: list[PinnedPlace] = []
 
 
 class KnownModel(msgspec.Struct):
@@ -230,10 +243,13 @@ class KnownModel(msgspec.Struct):
     backends: list[str]
     """Backends that can serve it."""
     loaded_on: list[str] = []
+    pinned: bool = False
     digest: str | None = None
     size_bytes: int | None = None
     """On disk."""
     modified_at_unix_s: float | None = None
+    digests: dict[str, str] = {}
+    """By backend, where they differ: the name does not mean the same everywhere."""
 
 
 class ModelsAnswer(msgspec.Struct):
@@ -270,6 +286,8 @@ class RecentRequest(msgspec.Struct):
     """Its place in line when it began to wait, 1 for the next; None: it never did."""
     expected_wait_s: float | None = None
     """How long it would probably wait, then."""
+    context: str = ""
+    """Why its prompt and answer may not have fit the context that they got; empty: they did, or nobody can tell."""
 
 
 class RecentAnswer(msgspec.Struct):
@@ -375,3 +393,5 @@ class ErrorAnswer(msgspec.Struct):
     error: str
     known: list[str] = []
     """What exists, where a name was not found."""
+    asked: str = ""
+    """That name."""

@@ -2,15 +2,15 @@
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 import httpx
 import msgspec
 
-from proxy import admin_api
+from proxy import admin_api, residency_api
 from proxy.admin_api import (
     DrainAnswer,
     ErrorAnswer,
@@ -28,9 +28,12 @@ from proxy.admin_api import (
     WorkersAnswer,
 )
 from proxy.explained import ExplainAnswer
+from proxy.residency_api import LoadAnswer, ModelWish, PinAnswer, UnloadAnswer
 from scheduler.presets import Value
 
 Answer = TypeVar("Answer")
+CLOSE = 0.85
+"""How alike (0 to 1, of difflib) a known name must be to be guessed; below that all are listed: gpu-9 is not gpu-2."""
 
 
 class AdminError(Exception):
@@ -85,6 +88,43 @@ class AdminClient:
     def restart_workers(self) -> WorkersAnswer:
         """Begin to replace one after the other."""
         return self._ask("POST", admin_api.WORKERS_RESTART, WorkersAnswer)
+
+    def change_models(self, change: str, body: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+        """Pull, delete or copy a model; yields what is told as it comes. Closing the iterator gives it up."""
+        path = f"{admin_api.MODELS}/{change}"
+        content = msgspec.json.encode(body)
+        timeout = httpx.Timeout(10.0, read=None)  # a pull may be silent for long
+        try:
+            with self._http.stream("POST", path, content=content, timeout=timeout) as response:
+                if response.status_code >= 400:
+                    response.read()
+                    raise AdminError(_refusal(response))
+                for line in response.iter_lines():
+                    yield msgspec.json.decode(line, type=dict[str, Any])
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        except msgspec.MsgspecError as error:
+            raise AdminError(f"{self._path} answered POST {path} with something else ({error})") from error
+
+    def load(self, wish: ModelWish) -> LoadAnswer:
+        """Begin to load a model."""
+        return self._ask("POST", residency_api.LOAD, LoadAnswer, wish)
+
+    def load_state(self, load_id: str) -> LoadAnswer:
+        """How far a load is."""
+        return self._ask("GET", residency_api.load_path(quote(load_id, safe="")), LoadAnswer)
+
+    def unload(self, wish: ModelWish) -> UnloadAnswer:
+        """Have a model unloaded once nothing runs on it."""
+        return self._ask("POST", residency_api.UNLOAD, UnloadAnswer, wish)
+
+    def pin(self, wish: ModelWish) -> PinAnswer:
+        """Keep a model loaded."""
+        return self._ask("POST", residency_api.PIN, PinAnswer, wish)
+
+    def unpin(self, wish: ModelWish) -> PinAnswer:
+        """Keep it loaded no more."""
+        return self._ask("POST", residency_api.UNPIN, PinAnswer, wish)
 
     def policy(self) -> PolicyAnswer:
         """The policy in force."""
@@ -162,7 +202,8 @@ def _refusal(response: httpx.Response) -> str:
         return f"slotgate answered {response.status_code}: {response.text[:200]}"
     if not answer.known:
         return answer.error
-    asked = response.request.url.path.split("/")[-2] if "/backends/" in response.request.url.path else ""
-    near = difflib.get_close_matches(asked, answer.known, n=1)
+    in_path = response.request.url.path.split("/")[-2] if "/backends/" in response.request.url.path else ""
+    asked = answer.asked or in_path
+    near = difflib.get_close_matches(asked, answer.known, n=1, cutoff=CLOSE)
     advice = f"did you mean {near[0]}?" if near else f"known: {', '.join(answer.known)}"
     return f"{answer.error}\n{advice}"

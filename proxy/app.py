@@ -18,7 +18,9 @@ import structlog
 from proxy import __version__
 from proxy.admin import Admin
 from proxy.admin_api import StoreStatus
+from proxy.admin_models import AdminModels
 from proxy.admin_policy import AdminPolicy
+from proxy.admin_residency import AdminResidency
 from proxy.backends.statedir import StateDirError
 from proxy.clients import ClientSide
 from proxy.config import Config, Paths
@@ -108,6 +110,7 @@ class App:
             if self._duty is not None:
                 self._duty.leave()
             self._membership.stop_listening()
+            await self._membership.model_stores.close()
             for each in (self._crew, self._clients):
                 if each is not None:
                     await each.drain(self._stop_now)
@@ -156,6 +159,8 @@ class App:
             lambda: self.listen,
             AdminPolicy(policies, self.journal, self.book, dispatcher, membership.policy),
             WorkersAdmin(self._crew),
+            AdminResidency(dispatcher, membership.residencies, fleet.keep_alive_s),
+            AdminModels(membership.model_stores),
         )
         await self.admin.start(self._paths.admin_socket)
         stack.push_async_callback(self.admin.close)
@@ -200,7 +205,17 @@ class App:
             stack.push_async_callback(self._crew.close)
             await self._crew.start()
             return
-        clients = ClientSide(self._config, self._sockets, self._dispatcher, self._fleet, self.pools, self.book)
+        residencies = self._membership.residencies
+        clients = ClientSide(
+            self._config,
+            self._sockets,
+            self._dispatcher,
+            self._fleet,
+            self.pools,
+            self.book,
+            residencies,
+            self._membership.model_stores,
+        )
         stack.push_async_callback(clients.close)
         if self._duty is not None:
             await self._duty.begin(clients)
@@ -280,7 +295,7 @@ class App:
         return store, embedded
 
     def _reload(self) -> None:
-        """SIGHUP: take over limits, origins, policy and tenancy as configured now, or nothing if there is an error."""
+        """SIGHUP: take over what can change while it runs, as configured now, or nothing if there is an error."""
         if self._duty is not None:
             return  # the main process tells what is in it
         if not self.serving:
@@ -299,7 +314,7 @@ class App:
 
     def reconfigure(self, config: Config) -> None:
         """Take over another configuration, as far as that goes while it runs."""
-        names = ("limits", "origins", "policy", "tenancy")
+        names = ("limits", "model_store", "origins", "policy", "residency", "tenancy")
         fixed = {name: getattr(config, name) for name in names}
         others = sorted(type(config).model_fields.keys() - fixed.keys())
         if later := [name for name in others if getattr(config, name) != getattr(self._config, name)]:
@@ -308,7 +323,7 @@ class App:
         if self._clients is not None:
             self._clients.reconfigure(self._config)
         self._policies.reconfigure(config.policy, config.limits)
-        self._membership.reload()
+        self._membership.reload(config.residency)
         if self._crew is not None:
             self._crew.reconfigure(fixed)
         log.info("configuration reloaded")

@@ -6,6 +6,7 @@ Knows nothing of what follows from an attempt's end.
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import structlog
 
 from proxy import dialects
@@ -17,12 +18,16 @@ from proxy.dispatcher import Dispatcher
 from proxy.pools import Pools
 from proxy.relay import AttemptError, Exchanged, Receiver, exchange
 from proxy.requests import RequestRecord
+from proxy.residency import Residencies
 from proxy.ticketed import Assignment, Ticketed
 from scheduler.domain import Backend, Candidate, Decision, Failure, Measured
 
 log = structlog.get_logger("slotgate.inference")
 
 _ANNOUNCED = frozenset({"/v1/responses"})
+LOADED_MS = 500.0
+"""An Ollama that took so long until the model was there had to load it: where it was loaded already, real answers say
+0.5 to 24 ms, and loading 98 MB took 0.3 to 7 s (captures/ollama)."""
 """Paths where a stream begins before the first token is there."""
 
 SHOWN = 3
@@ -32,7 +37,10 @@ SHOWN = 3
 class Attempts:
     """Makes attempts at backends."""
 
-    def __init__(self, dispatcher: Dispatcher, fleet: Fleet, pools: Pools, limits: LimitsConfig) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, fleet: Fleet, pools: Pools, limits: LimitsConfig, residencies: Residencies
+    ) -> None:
+        self.residencies = residencies
         self._dispatcher = dispatcher
         self._fleet = fleet
         self._pools = pools
@@ -59,7 +67,8 @@ class Attempts:
         backend, facts = self.backend(assignment), self._fleet.facts(assignment.backend_id)
         if facts is None:
             raise self._pools.gone(assignment.backend_id)
-        return dialects.plan(call, backend, facts, assignment.slot)
+        residing = self.residencies.residing(call, backend, assignment.runner)
+        return dialects.plan(call, backend, facts, assignment.slot, residing=residing)
 
     async def exchange(
         self,
@@ -79,9 +88,12 @@ class Attempts:
         try:
             async with asyncio.timeout(None) as scope:  # it expires when the scheduler calls the attempt back
                 ticketed.sending(scope)
+                outgoing = plan.outgoing
+                if ticketed.request.cloud:  # what ollama.com refuses says nothing of the Ollama that passed it on
+                    outgoing = msgspec.structs.replace(outgoing, final=True)
                 return await exchange(
                     pool,
-                    plan.outgoing,
+                    outgoing,
                     receiver,
                     transform=plan.transform,
                     watch=plan.watch,
@@ -105,21 +117,20 @@ def log_failed(record: RequestRecord, assignment: Assignment, error: AttemptErro
     )
 
 
-def measured(
-    plan: Plan, usage: Usage, sent_s: float, first_byte_s: float | None, ended_s: float, *, loaded: bool
-) -> Measured:
+def measured(plan: Plan, usage: Usage, sent_s: float, first_byte_s: float | None, ended_s: float) -> Measured:
     """What a complete answer cost.
 
     Args:
         plan: of the attempt.
         usage: what the engine told.
         sent_s: when the request was sent; all times are seconds on one monotonic clock.
-        first_byte_s: when the first byte of its answer went to the client; None: only its end did.
+        first_byte_s: when the first byte of its answer went to the client; None: only its end did. Where the engine had
+            to load the model meanwhile, that tells nothing of how fast it computes prompts.
         ended_s: when its last byte was there.
-        loaded: the engine may have loaded the model first, which is no part of what an answer costs.
     """
     first_ms: float | None = None
-    if plan.streams and not loaded and plan.outgoing.path not in _ANNOUNCED:
+    loaded = usage.load_ms is not None and usage.load_ms >= LOADED_MS
+    if plan.streams and plan.outgoing.path not in _ANNOUNCED and not loaded:
         if first_byte_s is not None:
             first_ms = (first_byte_s - sent_s) * 1000.0
         elif usage.output_ms is not None:
@@ -143,6 +154,8 @@ def explain(record: RequestRecord, decision: Decision | None) -> Headers:
     headers = [("Server-Timing", timing)]
     if record.backend is not None:
         headers.append(("X-Slotgate-Backend", record.backend))
+    if record.context:
+        headers.append(("X-Slotgate-Context", record.context))
     if decision is not None:
         headers.append(("X-Slotgate-Decision", decision_text(decision)))
     return headers + waiting(record)

@@ -208,7 +208,7 @@ class BatchRun:
                 except AttemptError as error:
                     self._left.extendleft(reversed(indexes))
                     log_failed(self._record, assignment, error)
-                    ticketed.failed(error.failure, error.detail)
+                    ticketed.failed(error.failure, error.detail, error.error_body)
                     assignment = await self._assigned(ticketed)
                     indexes = self._take(assignment) if assignment is not None else []
                     self._changed.set()  # it may have got fewer seats than before

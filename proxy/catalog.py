@@ -5,19 +5,22 @@ The shapes are the dialects' (`dialects.listing`); here is decided which backend
 
 import time
 from collections.abc import Callable, Iterator
+from urllib.parse import quote
 
 import msgspec
 import structlog
 
 from proxy import dialects
-from proxy.backends.control import Control, ProbeError
+from proxy.backends.control import Control, ControlAnswer, ProbeError
 from proxy.backends.fleet import Fleet
+from proxy.cloud import CloudModels
 from proxy.dialects import ClientError, Route, listing
 from proxy.dialects.contract import Headers
 from proxy.dialects.facts import EngineFacts, ModelFacts
 from proxy.dialects.listing import PsEntry, SlotEntry
 from proxy.dispatcher import Dispatcher
 from proxy.gate_client import GateClient
+from proxy.model_store.conflicts import chosen
 from scheduler.domain import BackendView, Engine, Health, Residency
 from scheduler.names import canonical
 
@@ -48,6 +51,7 @@ class Catalog:
         self._dispatcher = dispatcher
         self._fleet = fleet
         self._gates = gates
+        self._cloud = CloudModels(dispatcher.backends, fleet)
         self._clock = clock
         self._clock_ns = clock_ns
 
@@ -57,6 +61,8 @@ class Catalog:
         Raises:
             ClientError: no such model, no backend, or a body that is none.
         """
+        if (told := dialects.account_reply(route.path, body, cloud=self._cloud.backend is not None)) is not None:
+            return told
         match route.path:
             case "/":
                 return 200, [TEXT], listing.ROOT_TEXT
@@ -67,13 +73,11 @@ class Catalog:
             case "/api/ps":
                 return 200, [JSON], listing.ollama_ps(self._loaded(), self._clock_ns())
             case "/api/show":
-                return await self._show(dialects.read_model_name(route, body))
+                return await self._show(route, body)
             case "/v1/models":
                 return 200, [PLAIN_JSON], listing.openai_models(self._models())
             case "/v1/models/{model}":
-                asked = route.model or ""
-                _, _, model = self._find(asked)
-                return 200, [PLAIN_JSON], listing.openai_model(model, asked)
+                return await self._openai_model(route.model or "")
             case "/props":
                 return 200, [JSON], listing.llamacpp_props(self._llama_servers())
             case "/slots":
@@ -92,14 +96,12 @@ class Catalog:
                 yield view, facts
 
     def _models(self) -> list[ModelFacts]:
-        """Every model once. Backends that disagree on a digest are reported in the log; the first one is shown."""
-        found: dict[str, ModelFacts] = {}
-        for view, facts in self._facts():
+        """Every model once; where backends differ, the copy that `model_store.conflicts` says is meant."""
+        found: dict[str, list[ModelFacts]] = {}
+        for _, facts in self._facts():
             for model in facts.models:
-                known = found.setdefault(canonical(model.name), model)
-                if known.digest != model.digest:
-                    log.debug("digests differ", model=model.name, backend=view.backend.id)
-        return list(found.values())
+                found.setdefault(canonical(model.name), []).append(model)
+        return [chosen(copies) for copies in found.values()]
 
     def _find(self, asked: str) -> tuple[BackendView, EngineFacts, ModelFacts]:
         """The backend to ask about a model: one that is up, if any has it."""
@@ -126,27 +128,49 @@ class Catalog:
             raise ClientError(501, "no backend is a llama-server")
         return engines
 
-    async def _show(self, asked: str) -> Reply:
-        view, facts, model = self._find(asked)
-        if facts.engine is not Engine.OLLAMA:
-            return 200, [JSON], listing.ollama_show(facts, model)
+    async def _openai_model(self, asked: str) -> Reply:
+        if dialects.named_cloud(asked) and (cloud := self._cloud.runs(asked)) is not None:
+            answer = await self._ask(cloud, "GET", f"/v1/models/{quote(asked)}", None)
+            return answer.status, [PLAIN_JSON], answer.body
+        _, _, model = self._find(asked)
+        return 200, [PLAIN_JSON], listing.openai_model(model, asked)
+
+    async def _show(self, route: Route, body: bytes) -> Reply:
+        """An Ollama is asked with all that the client said (`verbose`, `system`, `options`)."""
+        asked = dialects.read_model_name(route, body)
+        if (backend_id := self._cloud.runs(asked)) is None:
+            view, facts, model = self._find(asked)
+            if facts.engine is not Engine.OLLAMA:
+                return 200, [JSON], listing.ollama_show(facts, model)
+            backend_id = view.backend.id
+        fields, _ = dialects.read_object(route, body)
+        answer = await self._ask(backend_id, "POST", "/api/show", fields)
+        return answer.status, [JSON], answer.body
+
+    async def _ask(self, backend_id: str, method: str, path: str, content: object) -> ControlAnswer:
+        """Ask an Ollama what only it can tell.
+
+        Raises:
+            ClientError: it is not there or does not answer.
+        """
         try:
-            control = Control(self._fleet.endpoint(view.backend.id), SHOW_TIMEOUT_S, self._gates)
+            control = Control(self._fleet.endpoint(backend_id), SHOW_TIMEOUT_S, self._gates)
         except LookupError:
-            raise ClientError(503, f"backend {view.backend.id} is not there") from None
+            raise ClientError(503, f"backend {backend_id} is not there") from None
         try:
-            answer = await control.post("/api/show", {"model": asked})
+            return await (control.get(path) if method == "GET" else control.post(path, content))
         except ProbeError as error:
-            raise ClientError(502, f"backend {view.backend.id} did not answer: {error}") from error
+            raise ClientError(502, f"backend {backend_id} did not answer: {error}") from error
         finally:
             await control.close()
-        return answer.status, [JSON], answer.body
 
     def _loaded(self) -> list[PsEntry]:
         """One entry per model that is loaded anywhere; sizes are sums, slots are those of all its backends."""
         entries: dict[str, PsEntry] = {}
         for view, facts in self._facts():
             for residency in view.residencies:
+                if facts.engine is Engine.OLLAMA and residency.size_bytes is None:  # loaded since the last look
+                    self._fleet.look(view.backend.id, self._clock())
                 entry = _entry(view, residency, facts)
                 known = entries.get(residency.model)
                 entries[residency.model] = entry if known is None else _merged(known, entry)
@@ -179,7 +203,7 @@ def _entry(view: BackendView, residency: Residency, facts: EngineFacts) -> PsEnt
         model=model or ModelFacts(name=residency.model),
         size_bytes=residency.size_bytes or (model.size_bytes if model else 0),
         gpu_bytes=residency.gpu_bytes or 0,
-        context_tokens=residency.context_tokens or 0,
+        context_tokens=residency.context_tokens or view.backend.contexts.get(residency.model, 0),
         expires_at_unix_s=residency.expires_at_unix_s,
         slots=tuple(_slot_entries(view, residency)),
         details=details,

@@ -16,10 +16,13 @@ from proxy.config import Config, LimitsConfig
 from proxy.dispatcher import Dispatcher
 from proxy.inference import Inference
 from proxy.listener import BACKLOG, is_loopback
+from proxy.model_store.serving import Serving
+from proxy.model_store.whole import ModelStores
 from proxy.origins import Origins
 from proxy.pools import Pools
 from proxy.relay import Frontend, Sweeper
 from proxy.requests import RequestBook
+from proxy.residency import Residencies
 from proxy.server import Server
 from proxy.tasks import Tasks
 from proxy.tenancy import Tenancy
@@ -48,6 +51,8 @@ class ClientSide:
         fleet: Fleet,
         pools: Pools,
         book: RequestBook,
+        residencies: Residencies,
+        model_stores: ModelStores,
     ) -> None:
         """Make everything; `accept_from` begins. `sockets` are all those of the proxy, whichever are accepted from."""
         self._config = config
@@ -57,9 +62,10 @@ class ClientSide:
         self._idle = asyncio.Event()
         dispatcher.on_idle = self._idle.set
         limits = config.limits
-        self._inference = Inference(dispatcher, fleet, pools, limits)
+        self._inference = Inference(dispatcher, fleet, pools, limits, residencies)
         catalog, tenancy = Catalog(dispatcher, fleet, pools.gates), Tenancy(config.tenancy)
-        self._server = Server(self._inference, catalog, book, limits, self._origins(config), tenancy)
+        self._changes = Serving(model_stores.changes, model_stores.blobs, config, tenancy)
+        self._server = Server(self._inference, catalog, book, limits, self._origins(config), tenancy, self._changes)
         self.frontend = Frontend(self._server.answer)
         self._sweeper = Sweeper(self.frontend)
         self._limit_clients(limits)
@@ -97,12 +103,13 @@ class ClientSide:
             self._listeners[number] = listener
 
     def reconfigure(self, config: Config) -> None:
-        """Take over limits, origins and tenancy."""
+        """Take over limits, origins, tenancy and who may change models."""
         self._config = config
         self._inference.limits = self._server.limits = config.limits
         self._limit_clients(config.limits)
         self._server.origins = self._origins(config)
-        self._server.tenancy = Tenancy(config.tenancy)
+        self._server.tenancy = tenancy = Tenancy(config.tenancy)
+        self._changes.reconfigure(config, tenancy)
 
     def stop_accepting(self) -> None:
         """Take no new connections; those that wait in the kernel's queues are left for others."""
@@ -150,7 +157,6 @@ class ClientSide:
         for listener in self._listeners.values():
             listener.close()
         await self.frontend.shutdown(SHUTDOWN_S)
-        await self._inference.close()
         await self._tasks.close()
 
     def _limit_clients(self, limits: LimitsConfig) -> None:

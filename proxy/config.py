@@ -11,27 +11,14 @@ from typing import Annotated, Literal
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic.types import SecretStr
 
+from proxy.config_model_store import ModelStoreConfig
+from proxy.config_residency import ResidencyConfig
+from proxy.config_section import KeepAlive, PositiveInt, Seconds, Section
 from proxy.endpoint import parse_endpoint
 from proxy.listen_address import checked_listen
-
-_PATHS = ("state_dir", "admin_socket", "binary", "model", "models_dir", "secret_file", "tls_cert", "tls_key", "tls_ca")
-
-
-class Section(BaseModel):
-    """A table of the configuration file: unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    @field_validator(*_PATHS, mode="before", check_fields=False)
-    @classmethod
-    def _path_of_something(cls, value: object) -> object:
-        if value == "":  # to pathlib that is the directory slotgate happens to be started in
-            raise ValueError("'' is no path: name one, or leave the option out for its default")
-        return value
-
 
 _ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]*,]+)(?::(\d{1,5}))?/?")
 
@@ -49,8 +36,6 @@ def _indexes_as_text(value: object) -> object:
     return value
 
 
-PositiveInt = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Gpus = Annotated[
     Literal["auto", "none"] | Annotated[list[str], Field(min_length=1)],
     BeforeValidator(_indexes_as_text),
@@ -94,12 +79,13 @@ class BackendConfig(Section):
     model_name: str | None = None
     """Name that clients use for it. Default: the file's name without .gguf."""
     slots: PositiveInt = 4
-    """Parallel sequences (llama-server -np, OLLAMA_NUM_PARALLEL). Default: 4; for an external Ollama 1, as it ships."""
+    """Parallel sequences (llama-server -np, OLLAMA_NUM_PARALLEL). Default: 4; for an external Ollama what it was
+    started with, where that can be read, else 1, as it ships."""
     running_limit: PositiveInt | Literal["auto"] | None = None
     """Requests that may run at once, at most `slots`; the other slots only keep prefixes. auto: as many as keep the
     policy's token_target_ms, as learned. Default: min(slots, 8)."""
     context_tokens: PositiveInt = 4096
-    """Context of one slot, in tokens."""
+    """Context of one slot, in tokens. Of an external Ollama: its OLLAMA_CONTEXT_LENGTH, where that cannot be read."""
     batch_tokens: PositiveInt = 512
     """Tokens per batch (-b): bounds how long a prefill stalls other streams."""
     host_cache_mib: Annotated[int, Field(ge=0)] | None = None
@@ -112,15 +98,20 @@ class BackendConfig(Section):
     """Further environment variables for the engine."""
     models_dir: Path | None = None
     """Ollama's model store (OLLAMA_MODELS), shared by all backends of this entry. Default: Ollama's own."""
-    keep_alive: str = "5m"
-    """How long an idle model stays loaded (OLLAMA_KEEP_ALIVE)."""
+    store: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] | None = None
+    """Ollamas with the same name here share one directory of models. Default: found out where that can be seen."""
+    keep_alive: KeepAlive = "5m"
+    """How long an idle model stays loaded: 1h30m, 300 (seconds), -1 for ever (OLLAMA_KEEP_ALIVE)."""
     max_loaded_models: PositiveInt = 1
-    """Models that one Ollama may hold at once (OLLAMA_MAX_LOADED_MODELS)."""
+    """Models that one Ollama may hold at once (OLLAMA_MAX_LOADED_MODELS). Of an external one: what it was started with,
+    where that cannot be read."""
     first_port: Annotated[int, Field(ge=1, le=65535)] = 11500
     """Managed Ollamas listen on 127.0.0.1 from this port on; taken ports are skipped."""
     start_timeout_s: Seconds = 600.0
     """A managed engine that is not ready by then is stopped and started again."""
     restart: RestartConfig = RestartConfig()
+    cloud: bool = False
+    """Requests for models that run at ollama.com go to this Ollama, under its account. Default: to the first Ollama."""
 
     @field_validator("url")
     @classmethod
@@ -260,6 +251,8 @@ class KeyConfig(Section):
     """Whose it is. Keys with the same name count as one client. Default: the beginning of the key's hash."""
     priority: Literal["high", "normal", "low"] = "normal"
     """Of requests that name none themselves."""
+    admin: bool = False
+    """It may change the model store and unload models."""
 
 
 class TenancyConfig(Section):
@@ -268,7 +261,8 @@ class TenancyConfig(Section):
     by: list[Literal["api-key", "open-webui-user", "address"]] = ["api-key", "open-webui-user", "address"]
     """What tells clients apart: the first of these that a request has. Requests with none of them are one client's."""
     keys: dict[str, KeyConfig] = {}
-    """API keys, or `sha256:` and the hash of one, each with { name = "...", priority = "high" } or the name alone."""
+    """API keys, or `sha256:` and the hash of one, each with { name = "...", priority = "high", admin = true } or one of
+    these, or the name alone."""
 
     @field_validator("keys", mode="before")
     @classmethod
@@ -276,8 +270,9 @@ class TenancyConfig(Section):
         """Keys are kept as hashes only, and named by the beginning of it in every message."""
         if not isinstance(value, dict):
             return value
-        if value and "api-key" not in info.data.get("by", ["api-key"]):
-            raise ValueError('they mean nothing unless "api-key" is in tenancy.by')
+        admins = any(isinstance(entry, dict) and entry.get("admin") for entry in value.values())
+        if value and not admins and "api-key" not in info.data.get("by", ["api-key"]):
+            raise ValueError('they mean nothing unless "api-key" is in tenancy.by, or one has admin = true')
         hashed: dict[str, object] = {}
         for key, entry in value.items():
             digest = str(key).lower() if str(key).startswith(KEY_DIGEST) else key_digest(str(key))
@@ -288,9 +283,9 @@ class TenancyConfig(Section):
                 raise ValueError(f"the key {shown} is there twice")
             given = hashed[digest] = {"name": entry} if isinstance(entry, str) else entry
             if isinstance(given, dict) and not given.keys() <= KeyConfig.model_fields.keys():
-                raise ValueError(f"the key {shown} takes name and priority, not {', '.join(map(str, given))}")
+                raise ValueError(f"the key {shown} takes name, priority and admin, not {', '.join(map(str, given))}")
             if not isinstance(given, dict | KeyConfig):
-                raise ValueError(f"the key {shown} takes a name, or a table of name and priority")
+                raise ValueError(f"the key {shown} takes a name, or a table of name, priority and admin")
         return hashed
 
 
@@ -326,6 +321,8 @@ class Config(Section):
     box: BoxConfig = BoxConfig()
     limits: LimitsConfig = LimitsConfig()
     policy: PolicyConfig = PolicyConfig()
+    model_store: ModelStoreConfig = ModelStoreConfig()
+    residency: ResidencyConfig = ResidencyConfig()
     tenancy: TenancyConfig = TenancyConfig()
     log: LogConfig = LogConfig()
 

@@ -20,9 +20,9 @@ Finding = tuple[KeyPath, str, str]
 EXTERNAL_ONLY: tuple[str, ...] = ("api_key", "gpu_name")
 MANAGED_ONLY: tuple[str, ...] = (
     "gpus", "count", "binary", "model", "model_name", "batch_tokens", "host_cache_mib", "threads", "flags", "env",
-    "models_dir", "keep_alive", "max_loaded_models", "first_port", "start_timeout_s", "restart",
+    "models_dir", "keep_alive", "first_port", "start_timeout_s", "restart",
 )  # fmt: skip
-OLLAMA_ONLY = ("models_dir", "keep_alive", "max_loaded_models", "first_port")
+OLLAMA_ONLY = ("models_dir", "store", "keep_alive", "max_loaded_models", "first_port", "cloud")
 LLAMA_SERVER_ONLY = ("model", "model_name", "flags")
 
 _ADDRESS = "slotgate reaches its engine at an address of its own, clients use `listen`"
@@ -77,10 +77,13 @@ def backend_problems(backends: Iterable[tuple[int, BackendConfig]]) -> Iterator[
     """
     names: dict[str, list[int]] = defaultdict(list)
     places: dict[str, list[int]] = defaultdict(list)
+    clouds: list[int] = []
     for index, backend in backends:
         yield from _misplaced(index, backend)
         yield from _overriding(index, backend)
         yield from _beyond_slots(index, backend)
+        if backend.cloud:
+            clouds.append(index)
         if backend.name is not None:
             names[backend.name].append(index)
         if backend.url is not None:
@@ -92,6 +95,8 @@ def backend_problems(backends: Iterable[tuple[int, BackendConfig]]) -> Iterator[
         for index in used_by[1:]:
             first = f"backends[{used_by[0]}]"
             yield ("backends", index, "name"), f"{name!r} is also the name of {first}", "give each backend its own name"
+    for index in clouds[1:]:
+        yield ("backends", index, "cloud"), f"is true for backends[{clouds[0]}] too", "leave it true for one Ollama"
     for place, used_by in places.items():
         for index in used_by[1:]:
             what = f"{place} is also backends[{used_by[0]}]: the engine would get twice its running limit"
@@ -124,6 +129,8 @@ def _overriding(index: int, backend: BackendConfig) -> Iterator[Finding]:
         if name in OWN_FLAGS:
             yield ("backends", index, "flags"), f"{name} is slotgate's to set", _instead(backend, name, OWN_FLAGS[name])
     for name in backend.env:
+        if name == "LLAMA_ARG_ENDPOINT_METRICS" and backend.engine == "ollama":
+            continue  # it helps to know what an Ollama's children do, and can be done without
         if name in OWN_VARIABLES:
             place: KeyPath = ("backends", index, "env", name)
             yield place, f"{name} is slotgate's to set", _instead(backend, name, OWN_VARIABLES[name])

@@ -1,8 +1,7 @@
 """Where configuration values come from: layers, the origin of each value, and every problem at once.
 
 Later layers win: defaults, /etc/slotgate/config.toml, /etc/slotgate/conf.d/*.toml, the user's own file (not for root),
-or only the named file instead of all these; then SLOTGATE_* variables, then flags. What options mean is `config`'s
-business.
+or only the named file instead of all these; then SLOTGATE_* variables, then flags. Knows no meaning of an option.
 """
 
 import contextlib
@@ -18,8 +17,9 @@ from typing import Any, get_origin
 import msgspec
 from pydantic import ValidationError
 
-from proxy.config import BackendConfig, Config, Section
+from proxy.config import BackendConfig, Config
 from proxy.config_rules import backend_problems, loop_problems, section_problems, shares_store
+from proxy.config_section import Section
 from proxy.config_tree import (
     KeyPath,
     dotted,
@@ -29,6 +29,7 @@ from proxy.config_tree import (
     leaf_field,
     leaves,
     section_at,
+    section_of,
 )
 from proxy.toml_lines import key_lines, secretless
 
@@ -351,6 +352,8 @@ def _explained(error: ValidationError, layers: _Layers) -> Iterator[Problem]:
         seen.add(path)
         given = found["input"]
         what = found["msg"].removeprefix("Value error, ")
+        if found["type"].startswith("int_"):
+            what = "should be a whole number without a unit, such as 16384"
         if field_type is not None and field_type.choice and found["type"] != "value_error":
             what = f"should be {field_type.choice}"
         secret = path[-1] in {"api_key", "secret", "url"}
@@ -364,10 +367,7 @@ def _nearest(path: KeyPath) -> str:
     """Advice for an unknown key: the nearest key of its table, else the nearest of all tables."""
     name = str(path[-1])
     table = path[:-1]
-    section: type[Section] | None = Config
-    for part in table:
-        if section is not None and isinstance(part, str):
-            section = section_at(section, part)
+    section = section_of(table)
     here = list(section.model_fields) if section is not None else []
     if near := difflib.get_close_matches(name, here, n=1, cutoff=0.6):
         return f"did you mean {dotted((*table, near[0]))}?"

@@ -9,8 +9,9 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from proxy.config import Config, Section
+from proxy.config import Config
 from proxy.config_rules import unfit_keys
+from proxy.config_section import Section
 from proxy.config_sources import ENV_PREFIX, FLAGS, LoadedConfig
 from proxy.config_tree import (
     KeyPath,

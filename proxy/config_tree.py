@@ -9,7 +9,8 @@ import msgspec
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from proxy.config import Config, Section
+from proxy.config import Config
+from proxy.config_section import Section
 
 KeyPath = tuple[str | int, ...]
 
@@ -24,10 +25,10 @@ class Leaf(msgspec.Struct, frozen=True):
 
 
 def dotted(path: KeyPath) -> str:
-    """`("backends", 0, "url")` as `backends[0].url`."""
+    """`("backends", 0, "url")` as `backends[0].url`; a name of no plain letters in quotes, as in TOML."""
     text = ""
     for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+        text += f"[{part}]" if isinstance(part, int) else f".{toml_key(part)}" if text else toml_key(part)
     return text
 
 
@@ -39,6 +40,28 @@ def section_at(section: type[Section], name: str) -> type[Section] | None:
     kind = field.annotation
     if get_origin(kind) is list:
         kind = get_args(kind)[0]
+    return kind if isinstance(kind, type) and issubclass(kind, Section) else None
+
+
+def section_of(table: KeyPath) -> type[Section] | None:
+    """The section that a path leads to, also as an element of a list or an entry of `residency.models`."""
+    section: type[Section] | None = Config
+    entry: type[Section] | None = None
+    for part in table:
+        if entry is not None:  # the part is the entry's name
+            section, entry = entry, None
+        elif section is not None and isinstance(part, str):
+            entry = _entry_at(section, part)
+            section = section_at(section, part)
+    return section
+
+
+def _entry_at(section: type[Section], name: str) -> type[Section] | None:
+    """The section that each entry of an option's table is; None for all other options."""
+    field = section.model_fields.get(name)
+    if field is None or get_origin(field.annotation) is not dict:
+        return None
+    kind = get_args(field.annotation)[1]
     return kind if isinstance(kind, type) and issubclass(kind, Section) else None
 
 
@@ -73,13 +96,19 @@ def leaves(
 def field_at(path: KeyPath) -> tuple[KeyPath, FieldInfo | None]:
     """The option that a path lies in or below, with the path cut there."""
     section: type[Section] | None = Config
+    entry: type[Section] | None = None
     for length, part in enumerate(path, 1):
         if isinstance(part, int):
+            continue
+        if entry is not None:  # the part is the entry's name
+            section, entry = entry, None
             continue
         if section is None or part not in section.model_fields:
             return path[: length - 1] or path, None
         inner = section_at(section, part)
         rest = path[length:]
+        if len(rest) > 1 and (entry := _entry_at(section, part)) is not None:
+            continue
         if inner is None or not rest or (is_list_of_sections(section, part) and not isinstance(rest[0], int)):
             return path[:length], section.model_fields[part]
         section = inner
@@ -93,8 +122,8 @@ def leaf_field(path: KeyPath) -> tuple[KeyPath, Leaf | None]:
         return path, None
     kind = field.annotation
     words = [f'"{word}"' for word in _words(kind)]
-    if _has_list(kind):
-        words.append("a list of text")
+    if (listed := _list_in(kind)) is not None:
+        words.append(f"a {_type_text(listed)}")
     choice = " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part) if words[1:] else ""
     return path, Leaf(choice=choice, advice=documentation(field))
 
@@ -125,8 +154,9 @@ def _type_text(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(f'"{word}"' for word in get_args(kind))
     if get_origin(kind) is list:
-        inner = get_args(kind)[0]
-        return "list of tables" if isinstance(inner, type) and issubclass(inner, Section) else "list of text"
+        inner = _bare(get_args(kind)[0])
+        is_table = isinstance(inner, type) and issubclass(inner, Section)
+        return "list of tables" if is_table else "list of numbers" if inner is int else "list of text"
     if get_origin(kind) is dict:
         return "table of text" if get_args(kind)[1] is str else "table"
     return {str: "text", SecretStr: "text", int: "number", float: "number", bool: "true or false", Path: "path"}.get(
@@ -149,11 +179,12 @@ def _words(kind: Any) -> tuple[str, ...]:
     return ()
 
 
-def _has_list(kind: Any) -> bool:
+def _list_in(kind: Any) -> Any:
+    """The kind of list that an option takes, alone or beside others; None: it takes none."""
     kind = _bare(kind)
     if get_origin(kind) in {Union, types.UnionType}:
-        return any(_has_list(part) for part in get_args(kind))
-    return get_origin(kind) is list
+        return next((listed for part in get_args(kind) if (listed := _list_in(part)) is not None), None)
+    return kind if get_origin(kind) is list else None
 
 
 def toml_value(value: Any) -> str:

@@ -5,6 +5,7 @@ A request's task asks `submit` for a `Ticketed` and waits for its assignments; e
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -45,6 +46,18 @@ class Engines(Protocol):
         ...
 
 
+class Loader(Protocol):
+    """Who has Ollamas load and unload models."""
+
+    def load(self, effect: effects.Load) -> None:
+        """Begin; told back by `events.LoadEnded`."""
+        ...
+
+    def unload(self, effect: effects.Unload) -> None:
+        """Begin."""
+        ...
+
+
 class Dispatcher:
     """Events in, effects performed."""
 
@@ -56,6 +69,7 @@ class Dispatcher:
         self.clock = clock
         self.loop = asyncio.get_running_loop()
         self.fleet: Engines | None = None
+        self.loads: Loader | None = None
         self.on_idle: Callable[[], None] | None = None
         self.sharing: Sharing | None = None
         """What other proxies are told and tell; None: there are none, and never will be."""
@@ -66,6 +80,7 @@ class Dispatcher:
         """Nonce of each claim -> the store's name of its backend."""
         self._ticketed: dict[str, Ticketed] = {}
         self._tasks = Tasks()
+        self._occupancy_wanted = asyncio.Event()
         self._wake: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -147,12 +162,21 @@ class Dispatcher:
                 self._wake_at(effect.at_s)
             case effects.Look() if self.fleet is not None:
                 self.fleet.look(effect.backend_id, effect.at_s)
+            case effects.Load() | effects.Unload():
+                self._load(effect)
             case effects.HealthChanged() | effects.SlotChoice():
                 _log(effect)
             case effects.Cancel():
                 # Of a client that left nothing is known here any more: its exchange was cancelled with its task.
                 if (ticketed := self._ticketed.get(effect.request_id)) is not None:
                     ticketed.call_back()
+
+    def _load(self, effect: effects.Load | effects.Unload) -> None:
+        assert self.loads is not None  # noqa: S101 - there are no backends before it is there
+        if isinstance(effect, effects.Load):
+            self.loads.load(effect)
+        else:
+            self.loads.unload(effect)
 
     def _note(self, effect: effects.Dispatch | effects.Reject, request: Request) -> None:
         """Pieces of a batch have ids of their own; their client knows one."""
@@ -228,6 +252,7 @@ class Dispatcher:
                 reply.epoch,
                 reply.slot_refused,
                 unsure=reply.local,  # decided here: the store may yet have granted it
+                kept=reply.kept,
             )
         )
 
@@ -247,13 +272,20 @@ class Dispatcher:
         self._wake = None
         self.feed(events.TimePassed())
 
+    def ask_occupancy(self) -> None:
+        """Ask the store now what others hold: it is another one that answers."""
+        self._occupancy_wanted.set()
+
     async def _watch_occupancy(self) -> None:
         while True:
             try:
                 await self._ask_occupancy()
             except Exception:
                 log.exception("occupancy not read")
-            await asyncio.sleep(OCCUPANCY_EVERY_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(OCCUPANCY_EVERY_S):
+                    await self._occupancy_wanted.wait()
+            self._occupancy_wanted.clear()
 
     async def _ask_occupancy(self) -> None:
         asked_at_s = self.clock()
@@ -263,7 +295,7 @@ class Dispatcher:
             await self.sharing.caught_up()  # what the numbers count must have been heard of
         for store_id, seats in found.items():
             elsewhere = max(0, seats.seats_elsewhere)
-            self.feed(events.OccupancyReported(ids[store_id], elsewhere, asked_at_s, seats.draining))
+            self.feed(events.OccupancyReported(ids[store_id], elsewhere, asked_at_s, seats.draining, seats.kept))
 
     async def drain(self, backend_id: str, *, drain: bool) -> None:
         """Drain a backend, or give it work again, in all proxies of the fleet."""

@@ -7,34 +7,35 @@ import asyncio
 import time
 from collections.abc import Callable
 
-import msgspec
 import structlog
 
 from proxy import dialects
 from proxy.attempts import Attempts, explain, log_failed, measured, waiting
-from proxy.backends.control import Control, ProbeError
 from proxy.backends.fleet import Fleet
 from proxy.batch_run import BatchRun, Held, PieceRefused
+from proxy.cloud import CloudModels
 from proxy.config import LimitsConfig
 from proxy.dialects import Call, ClientError, Plan
 from proxy.dialects.contract import Headers
+from proxy.dialects.errors import refusal_text
 from proxy.dispatcher import Dispatcher
 from proxy.pools import Pools
-from proxy.relay import AttemptError, Client
+from proxy.relay import NO_END_MARK, AttemptError, Client
 from proxy.requests import RequestRecord
-from proxy.tasks import Tasks
+from proxy.residency import Residencies
 from proxy.telemetry.access_log import Phase
 from proxy.ticketed import Assignment, Refused, Ticketed
 from scheduler.domain import Operation, Outcome, Request
+from scheduler.effects import Unload
 from scheduler.names import canonical
+from scheduler.planning import serves_pin
 from scheduler.residencies import unloadable
+from scheduler.runner import shares
 
 log = structlog.get_logger("slotgate.inference")
 
 STOPPED_RETRY_AFTER_S = 5.0
 """A restart takes about so long."""
-UNLOAD_TIMEOUT_S = 10.0
-"""Ollama answers an unload at once, whatever still runs."""
 
 
 class Stopped(Exception):
@@ -83,15 +84,15 @@ class Inference:
         fleet: Fleet,
         pools: Pools,
         limits: LimitsConfig,
+        residencies: Residencies,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._dispatcher = dispatcher
-        self._fleet = fleet
-        self._attempts = Attempts(dispatcher, fleet, pools, limits)
-        self._gates = pools.gates
+        self._residencies = residencies
+        self._cloud = CloudModels(dispatcher.backends, fleet)
+        self._attempts = Attempts(dispatcher, fleet, pools, limits, residencies)
         self._clock = clock
         self._held = Held()
-        self._tasks = Tasks()
 
     @property
     def limits(self) -> LimitsConfig:
@@ -101,10 +102,6 @@ class Inference:
     @limits.setter
     def limits(self, limits: LimitsConfig) -> None:
         self._attempts.limits = limits
-
-    async def close(self) -> None:
-        """End what runs beside the requests."""
-        await self._tasks.close()
 
     async def run(self, call: Call, client: Client, record: RequestRecord, headers: Headers) -> None:
         """Answer the client. Whatever happens: it gets an answer, sees its connection aborted, or is gone.
@@ -118,6 +115,13 @@ class Inference:
         Raises:
             asyncio.CancelledError: the client left.
         """
+        try:
+            call = self._residencies.guarded(call, is_admin=record.is_admin)
+        except ClientError as error:
+            record.outcome = Outcome.REJECTED
+            record.detail = error.message
+            self._answer_error(call, client, record, error, headers)
+            return
         request = Request(
             id=record.id,
             operation=call.operation,
@@ -136,8 +140,9 @@ class Inference:
             max_output_tokens=call.max_output_tokens,
             can_name_slot=dialects.can_name_slot(call),
         )
+        request = self._cloud.meant(self._residencies.wish(call, request), call.model)
         record.waits(self._clock())
-        answer = self._answer_batch if call.batch else self._answer_one
+        answer = self._answer_batch if request.divisible else self._answer_one
         try:
             await answer(call, client, record, request, headers)
         except Refused as refused:
@@ -145,8 +150,11 @@ class Inference:
             record.outcome = Outcome.FAILED if record.attempts else Outcome.REJECTED
             record.detail = f"{refused.rejection}: {refused.detail}"
             status, kind, message = dialects.rejection_error(call, refused.rejection, refused.detail)
+            retry_after_s = refused.retry_after_s
+            if refused.engine_said:
+                status, kind, message, retry_after_s = 500, "", refused.engine_said, None
             told = ClientError(status, message, kind)
-            self._answer_error(call, client, record, told, headers, refused.retry_after_s)
+            self._answer_error(call, client, record, told, headers, retry_after_s)
         except ClientError as error:
             record.outcome = Outcome.REJECTED
             record.detail = error.message
@@ -197,7 +205,7 @@ class Inference:
             raise _stopped() from None
         finally:
             for backend_id in run.to_unload():
-                self._tasks.start(self._unload(backend_id, call), "unload after a batch")
+                self._unload(backend_id, call)
         client.reply(status, batch_headers + headers, body)
 
     async def _try_until_done(
@@ -211,7 +219,7 @@ class Inference:
             except AttemptError as error:
                 log_failed(record, assignment, error)
                 record.waits(self._clock())
-                ticketed.failed(error.failure, error.detail)
+                ticketed.failed(error.failure, error.detail, error.error_body)
             else:
                 record.outcome = done
                 ticketed.ended(done, record.measured)
@@ -233,8 +241,10 @@ class Inference:
             client.reply(status, local_headers + headers + explain(record, assignment.decision), body)
             return Outcome.DONE
         if call.operation is Operation.UNLOAD and record.attempts == 1:
-            self._tasks.start(self._unload_elsewhere(call, assignment.backend_id), "unload elsewhere")
+            self._unload_elsewhere(call, assignment.backend_id)
         plan = self._attempts.plan(call, assignment)
+        note = self._residencies.note_context(ticketed.request, self._attempts.backend(assignment), assignment)
+        record.short_of_context(note)
 
         answer_headers = list(headers)
         sent_s = self._clock()
@@ -253,7 +263,7 @@ class Inference:
             if not error.committed:
                 raise
             self._cut(call, client, record, plan, error)
-            return Outcome.TRUNCATED
+            return Outcome.ENGINE_REFUSED if _gave_up(plan, error) else Outcome.TRUNCATED
         finally:
             usage = record.usage = plan.watch.usage
         record.status = exchanged.status
@@ -261,30 +271,32 @@ class Inference:
             if usage.slot is not None:
                 record.slot = usage.slot
             first_byte_s = record.first_byte_s if call.stream else None
-            loaded = _is_loading(assignment)
-            record.measured = measured(plan, usage, sent_s, first_byte_s, self._clock(), loaded=loaded)
+            record.measured = measured(plan, usage, sent_s, first_byte_s, self._clock())
             return Outcome.DONE
         if not client.committed:  # heartbeats have settled the status: the refusal goes into the stream
             message = refusal_text(exchanged.error_body)
             client.cut(dialects.error_frame(call, message))
         return Outcome.ENGINE_REFUSED
 
-    async def _unload_elsewhere(self, call: Call, asked: str) -> None:
+    def _unload_elsewhere(self, call: Call, asked: str) -> None:
         """A client that unloads a model means all of its copies; the Ollama at `asked` gets its own request."""
         snapshot = self._dispatcher.scheduler.snapshot(self._clock())
-        others = set(unloadable(snapshot, canonical(call.model or ""))) - {asked}
-        await asyncio.gather(*(self._unload(backend_id, call) for backend_id in others))
+        for backend_id in set(unloadable(snapshot, canonical(call.model or ""))) - {asked}:
+            self._unload(backend_id, call)
 
-    async def _unload(self, backend_id: str, call: Call) -> None:
-        control = None
-        try:
-            control = Control(self._fleet.endpoint(backend_id), UNLOAD_TIMEOUT_S, self._gates)
-            await control.post("/api/generate", {"model": call.model, "keep_alive": 0})
-        except (LookupError, ProbeError) as error:
-            log.warning("model not unloaded", backend=backend_id, model=call.model, error=str(error))
-        finally:
-            if control is not None:
-                await control.close()
+    def _unload(self, backend_id: str, call: Call) -> None:
+        model = canonical(call.model or "")
+        if not self._is_pinned(model, backend_id):
+            self._residencies.loads.unload(Unload(backend_id, model))
+
+    def _is_pinned(self, model: str, backend_id: str) -> bool:
+        pins = self._residencies.pins.all
+        return any(
+            shares(model, residency, view.backend) and serves_pin(view, residency, pins)
+            for view in self._dispatcher.scheduler.snapshot(self._clock()).backends
+            if view.backend.id == backend_id
+            for residency in view.residencies
+        )
 
     def _cut(self, call: Call, client: Client, record: RequestRecord, plan: Plan, error: AttemptError) -> None:
         """The engine died in the middle: say so in the dialect, and make sure that nothing looks finished."""
@@ -292,10 +304,12 @@ class Inference:
         record.detail = f"{error.failure}: {error.detail}"
         log.warning("answer cut", request=record.id, backend=record.backend, detail=error.detail)
         if plan.untouched and plan.watch.error is not None:
-            client.cut(b"")  # the engine's own error is out already
+            client.end()  # the engine's own error is out already, and nothing else would follow
             return
         midline = plan.untouched and plan.watch.midline
         message = f"the backend failed in the middle of the answer: {error.detail}"
+        if _gave_up(plan, error):
+            message = "the model repeated itself, and the engine ended its answer"
         client.cut(dialects.error_frame(call, message, midline=midline))
 
     def _answer_error(
@@ -317,10 +331,9 @@ class Inference:
         client.reply(status, error_headers + headers + explain(record, None), body)
 
 
-def _is_loading(assignment: Assignment) -> bool:
-    """Whether the engine had to load the model for this request, as far as was known."""
-    best = assignment.decision.best
-    return best is not None and bool(best.terms_ms.get("load"))
+def _gave_up(plan: Plan, error: AttemptError) -> bool:
+    """Whether a sound engine ended its answer early, because the model would not have come to an end."""
+    return error.detail == NO_END_MARK and plan.watch.repeated
 
 
 def _stopped() -> Stopped:
@@ -329,12 +342,3 @@ def _stopped() -> Stopped:
     while task is not None and task.uncancel():
         pass
     return Stopped()
-
-
-def refusal_text(body: bytes) -> str:
-    """What an engine said in an error body of any dialect."""
-    try:
-        error = msgspec.json.decode(body)["error"]
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
-        return body[:1000].decode("utf-8", "replace").strip() or "the engine refused the request"
-    return str(error.get("message", error)) if isinstance(error, dict) else str(error)

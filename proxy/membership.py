@@ -14,18 +14,25 @@ from proxy.backends.boxes import this_box
 from proxy.backends.fleet import Fleet
 from proxy.box import read_secret, way_in
 from proxy.config import Config, Paths
+from proxy.config_residency import ResidencyConfig
 from proxy.config_rules import box_warnings
+from proxy.direct.circle import Circle
+from proxy.direct.place import listening
 from proxy.dispatcher import Dispatcher
 from proxy.gate import GateListener
 from proxy.gate_client import GateClient
-from proxy.listener import close_all, open_sockets
+from proxy.listener import ListenError, close_all, open_sockets
+from proxy.loads import Loads
+from proxy.model_store.whole import ModelStores
+from proxy.pins import Pins
 from proxy.policies import PolicyDocument
 from proxy.pools import Pools
+from proxy.residency import Residencies
 from proxy.shared_policy import SharedPolicy
 from proxy.sharing import Sharing
-from proxy.store import Store
+from proxy.store import Store, StoreStartError
 from proxy.tasks import Tasks
-from scheduler.news import Hello, PolicySet
+from scheduler.news import Hello, PinsSet, PolicySet
 
 log = structlog.get_logger("slotgate.membership")
 
@@ -79,11 +86,21 @@ class Membership:
         )
         self.pools = Pools(fleet, GateClient(secret, config.box.tls_ca))
         self.policy = SharedPolicy(policies, store)
+        dispatcher.loads = loads = Loads(fleet, store.locks, dispatcher.feed, self.pools.gates, dispatcher.clock)
+        pins = Pins(store.pins, dispatcher, dispatcher.feed)
+        self.residencies = Residencies(config.residency, dispatcher, loads, pins)
+        self.model_stores = ModelStores(dispatcher, fleet, self.pools, store, pins.is_pinned)
+        self._logs_conflicts = not is_worker
         self.gate: GateListener | None = None
         if self._sockets:
             own = config.box
             self.gate = GateListener(fleet.own, secret, box=fleet.box.name, tls_cert=own.tls_cert, tls_key=own.tls_key)
-        self._sharing = sharing = Sharing(store, dispatcher.scheduler, dispatcher, dispatcher.feed, dispatcher.clock)
+        self._state_dir = paths.state_dir
+        self._circle = circle = Circle(config.fleet, store.owner)
+        self._sharing = sharing = Sharing(
+            store, dispatcher.scheduler, dispatcher, dispatcher.feed, dispatcher.clock, circle, fleet.box.id
+        )
+        sharing.on_circle = dispatcher.ask_occupancy
         self._tasks = Tasks()
         self._refresh_now = asyncio.Event()
         self._has_fleet = False
@@ -93,6 +110,9 @@ class Membership:
         sharing.backends = fleet
         sharing.on_policy = lambda _version: self.policy.heard()
         self.policy.on_set = lambda version: sharing.tell(PolicySet(version))
+        sharing.on_loaded = fleet.loaded_by_default
+        sharing.on_pins = lambda _version: pins.heard()
+        pins.on_set = lambda version: sharing.tell(PinsSet(version))
         fleet.announce = dispatcher.announce
         fleet.on_endpoint_changed = self.pools.flush
         fleet.outside.tell = sharing.tell
@@ -108,8 +128,10 @@ class Membership:
         await self.policy.agree()
         await self.fleet.start()
         self._has_fleet = True
+        await self.residencies.pins.start()
         await self._refresh()
         self.fleet.outside.joined = lambda _backend_id: self._hello_soon()
+        await self._listen_directly()
         await self._sharing.start()
         self._tasks.start(self._keep_registry(), "registry of the fleet")
         if self.gate is not None:
@@ -131,9 +153,13 @@ class Membership:
             self._hello_due.cancel()
         if self.gate is not None:
             await self.gate.close()
+        await self.model_stores.close()
+        await self.residencies.pins.close()
+        await self.residencies.loads.close()
         if self._has_fleet:
             await self.fleet.stop(grace_s)
         await self._sharing.close()
+        await self._circle.close()
         await self.policy.close()
 
     def dispose(self) -> None:
@@ -141,18 +167,30 @@ class Membership:
         close_all(self._sockets, remove=True)
         self.pools.close()
 
-    def reload(self) -> None:
+    def reload(self, residency: ResidencyConfig) -> None:
         """Another configuration is in force, or renewed certificates are there."""
         self.policy.heard()
+        self.residencies.configure(residency)
         if self.gate is not None:
             try:
                 self.gate.renew_certificate()
             except ValueError as error:
                 log.error("certificate of the gate not renewed", problem=str(error))
 
+    async def _listen_directly(self) -> None:
+        try:
+            opened, path = listening(self._state_dir, self._store.owner)
+            await self._circle.start(opened, path)
+        except (StoreStartError, ListenError, OSError) as error:
+            log.warning(
+                "other proxies of this box cannot tell this one anything while the store is away", why=str(error)
+            )
+
     def _store_changed(self, up: bool) -> None:
+        self._sharing.store_changed(up)
         if up:
             self.policy.heard()
+            self.residencies.pins.heard()
             self._refresh_now.set()
 
     def _hello_soon(self) -> None:
@@ -180,6 +218,8 @@ class Membership:
 
     async def _refresh(self) -> None:
         self.fleet.refresh(await self._store.backends(), self._store.proxies, up=self._store.up)
+        if self._logs_conflicts:
+            self.model_stores.log_conflicts()
 
 
 def _place(store_url: str | None) -> tuple[tuple[str, int]] | tuple[()]:

@@ -32,6 +32,9 @@ ALLOWED_HEADERS = ",".join(
 )  # fmt: skip
 
 
+_PREFLIGHT_VARIES = ("Origin", "Access-Control-Request-Method", "Access-Control-Request-Headers")
+
+
 class Origins:
     """The policy for one listening address."""
 
@@ -46,12 +49,15 @@ class Origins:
         origin = origin.lower()
         if self._all or origin in self._allowed:
             return True
-        parts = urlsplit(origin)
+        try:
+            parts = urlsplit(origin)
+        except ValueError:
+            return False  # no browser says that: http://[x
         if parts.scheme in APP_SCHEMES:
             return True
         if parts.scheme not in {"http", "https"}:
             return False
-        return parts.netloc == host.lower() or _name(parts.netloc) in LOCAL_HOSTS
+        return self.same_origin(origin, host) or _name(parts.netloc) in LOCAL_HOSTS
 
     def host_allowed(self, host: str) -> bool:
         """Whether a request may name this host: on a loopback listener only names that mean this machine or network."""
@@ -60,22 +66,36 @@ class Origins:
         return _means_us(_name(host.lower()), self._hostname)
 
     def response_headers(self, origin: str | None, host: str) -> list[tuple[str, str]]:
-        """CORS headers of an answer to a page; none for programs, which send no Origin."""
-        if origin is None or not self.origin_allowed(origin, host):
+        """CORS headers of an answer to a page of elsewhere; none for programs, which send no Origin."""
+        if origin is None or self.same_origin(origin, host) or not self.origin_allowed(origin, host):
             return []
         if self._all:
             return [("Access-Control-Allow-Origin", "*")]
         return [("Access-Control-Allow-Origin", origin), ("Vary", "Origin")]
 
-    def preflight_headers(self, origin: str, host: str, allow: str) -> list[tuple[str, str]]:
-        """Headers of the 204 that answers a browser's OPTIONS."""
-        return [
+    @staticmethod
+    def same_origin(origin: str, host: str) -> bool:
+        """Whether the page came from here: no question between two origins then, for Ollama as for browsers."""
+        return origin.lower() in (f"http://{host.lower()}", f"https://{host.lower()}")
+
+    def preflight_headers(self, origin: str, allowed_methods: Sequence[str]) -> list[tuple[str, str]]:
+        """Headers of the 204 that answers a browser's OPTIONS, in Ollama's order.
+
+        Args:
+            origin: of the page, allowed.
+            allowed_methods: of the path; none where there is no such path.
+        """
+        headers = [
             ("Access-Control-Allow-Headers", ALLOWED_HEADERS),
             ("Access-Control-Allow-Methods", "GET,POST,PUT,PATCH,DELETE,HEAD,OPTIONS"),
+            ("Access-Control-Allow-Origin", "*" if self._all else origin),
             ("Access-Control-Max-Age", "43200"),
-            ("Allow", allow),
-            *self.response_headers(origin, host),
         ]
+        if allowed_methods:
+            headers.append(("Allow", ", ".join(allowed_methods)))
+        if not self._all:
+            headers += [("Vary", name) for name in _PREFLIGHT_VARIES]
+        return headers
 
 
 @lru_cache(maxsize=256)  # clients name the same few hosts in every request
@@ -90,5 +110,6 @@ def _means_us(name: str, hostname: str) -> bool:
 def _name(authority: str) -> str:
     """The host without its port; brackets of an IPv6 address stay."""
     if authority.startswith("["):
-        return authority.partition("]")[0] + "]"
+        address, _, port = authority.partition("]")
+        return f"{address}]" if not port or port.startswith(":") else authority
     return authority.partition(":")[0]

@@ -9,21 +9,25 @@ from collections import deque
 from collections.abc import Callable
 
 from proxy.admin_api import RecentRequest
+from proxy.context_note import ContextNote
 from proxy.dialects import Usage
 from proxy.telemetry.access_log import AccessLine, AccessLog, Phase, termination
 from scheduler.domain import Measured, Outcome
 
 KEPT = 512
 """Ended requests that are remembered."""
+_MAX_DETAIL_CHARS = 1000
+"""Of why a request ended: errors repeat what clients wrote, which may be megabytes."""
 
 
 class RequestRecord:
     """One request while it is being answered. Times are seconds on the monotonic clock."""
 
     __slots__ = (
-        "arrived_s", "attempts", "backend", "bytes_in", "bytes_out", "client", "detail", "dialect", "expected_wait_s",
-        "first_byte_s", "id", "measured", "method", "model", "operation", "outcome", "path", "phase", "position",
-        "predicted", "priority", "queued_s", "slot", "status", "tenant", "usage", "waiting_since_s",
+        "arrived_s", "attempts", "backend", "bytes_in", "bytes_out", "client", "context", "context_tokens", "detail",
+        "dialect", "expected_wait_s", "first_byte_s", "id", "is_admin", "measured", "method", "model", "operation",
+        "outcome", "path", "phase", "position", "predicted", "priority", "queued_s", "slot", "status", "tenant",
+        "usage", "waiting_since_s",
     )  # fmt: skip
 
     def __init__(self, request_id: str, method: str, path: str, client: str, now_s: float) -> None:
@@ -34,6 +38,8 @@ class RequestRecord:
         self.tenant = client
         """Whose it is, as far as its headers tell; see `tenancy`."""
         self.priority = "normal"
+        self.is_admin = False
+        """It brings an API key that may change and unload models."""
         self.arrived_s = now_s
         self.dialect: str | None = None
         self.operation: str | None = None
@@ -62,6 +68,10 @@ class RequestRecord:
         """Its place in line when it began to wait, 1 for the next; None: it never did."""
         self.expected_wait_s: float | None = None
         """How long it would probably wait, then; None: nobody could tell."""
+        self.context = ""
+        """Why its prompt and answer may not fit the context that they get; empty: they do, or nobody can tell."""
+        self.context_tokens: int | None = None
+        """That context."""
 
     def waits(self, now_s: float) -> None:
         """It waits for a slot from now on."""
@@ -87,6 +97,11 @@ class RequestRecord:
         self.attempts += 1
         self.waited(now_s)
         self.phase = Phase.HEAD
+
+    def short_of_context(self, note: ContextNote | None) -> None:
+        """Whether prompt and answer may not fit the context where it is sent now."""
+        self.context = "" if note is None else str(note)
+        self.context_tokens = None if note is None else note.context_tokens
 
     def piece_placed(self, backend: str, now_s: float) -> None:
         """A piece of it has slots: `backend` names all, in the order of their first use."""
@@ -141,10 +156,11 @@ class RequestBook:
             predicted_cached_tokens=record.predicted,
             output_tokens=usage.output_tokens if usage else None,
             slot=record.slot,
+            context_tokens=record.context_tokens,
             tenant=record.tenant,
             client=record.client,
             request=record.id,
-            detail=record.detail,
+            detail=record.detail[:_MAX_DETAIL_CHARS],
         )
         now_unix_s = time.time()
         self._ended.append(_recent(line, record, now_unix_s))
@@ -172,5 +188,5 @@ def _recent(line: AccessLine, record: RequestRecord, at_unix_s: float) -> Recent
         prompt_tokens=line.prompt_tokens, cached_tokens=line.cached_tokens,
         predicted_cached_tokens=line.predicted_cached_tokens, output_tokens=line.output_tokens, slot=line.slot,
         tenant=line.tenant, priority=record.priority, position=record.position,
-        expected_wait_s=record.expected_wait_s,
+        expected_wait_s=record.expected_wait_s, context=record.context,
     )  # fmt: skip

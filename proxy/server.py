@@ -14,6 +14,7 @@ from proxy.config import LimitsConfig
 from proxy.dialects import ClientError, Kind, Route, RouteError
 from proxy.dialects.contract import Headers
 from proxy.inference import Inference
+from proxy.model_store.serving import Serving
 from proxy.origins import Origins
 from proxy.relay import BodyTooLarge, Client, check_request, read_body
 from proxy.requests import RequestBook, RequestRecord
@@ -34,6 +35,7 @@ class Server:
         limits: LimitsConfig,
         origins: Origins,
         tenancy: Tenancy,
+        changes: Serving,
     ) -> None:
         self._inference = inference
         self._catalog = catalog
@@ -41,6 +43,7 @@ class Server:
         self.limits = limits
         self.origins = origins
         self.tenancy = tenancy
+        self._changes = changes
         self.served = 0
         """Requests that ended."""
         self._open_bytes = 0
@@ -86,8 +89,9 @@ class Server:
         if not origins.host_allowed(host) or (origin is not None and not origins.origin_allowed(origin, host)):
             self._reply(client, record, HTTPStatus.FORBIDDEN, [], b"")
             return
-        if request.method == "OPTIONS" and origin is not None:
-            self._preflight(request, client, record, origins.preflight_headers(origin, host, _asked_method(request)))
+        if request.method == "OPTIONS" and origin is not None and not origins.same_origin(origin, host):
+            methods = dialects.allowed_methods(request.raw_path.partition("?")[0])
+            self._reply(client, record, HTTPStatus.NO_CONTENT, origins.preflight_headers(origin, methods), b"")
             return
         headers = [("X-Slotgate-Request", record.id), *origins.response_headers(origin, host)]
         found = dialects.find(request.method, request.raw_path)
@@ -107,6 +111,10 @@ class Server:
     async def _route(
         self, route: Route, request: web.BaseRequest, client: Client, record: RequestRecord, headers: Headers
     ) -> None:
+        if route.kind is Kind.STORE:
+            record.tenant, record.priority = self.tenancy.of(request.headers, record.client)
+            await self._changes.answer(route, request, client, record, headers)
+            return
         body = await read_body(request, self.limits.max_body_bytes)
         record.bytes_in = len(body)
         if route.kind is Kind.LOCAL:
@@ -119,18 +127,13 @@ class Server:
         record.operation = call.operation.value
         record.model = call.model
         record.tenant, record.priority = self.tenancy.of(request.headers, record.client)
-        self._open_bytes += len(body)
+        record.is_admin = self.tenancy.is_admin(request.headers)
+        held = max(len(body), len(call.body))  # the latter is unpacked
+        self._open_bytes += held
         try:
             await self._inference.run(call, client, record, headers)
         finally:
-            self._open_bytes -= len(body)
-
-    def _preflight(self, request: web.BaseRequest, client: Client, record: RequestRecord, headers: Headers) -> None:
-        found = dialects.find(_asked_method(request), request.raw_path)
-        if isinstance(found, RouteError) and found.status == HTTPStatus.NOT_FOUND:
-            self._reply(client, record, found.status, found.headers, found.body)
-        else:
-            self._reply(client, record, HTTPStatus.NO_CONTENT, headers, b"")
+            self._open_bytes -= held
 
     def _client_error(
         self, client: Client, record: RequestRecord, dialect: Dialect, error: ClientError, headers: Headers
@@ -160,7 +163,3 @@ class Server:
         if record.outcome is not Outcome.FAILED:
             record.outcome = outcome
         client.reply(status, headers, body)
-
-
-def _asked_method(request: web.BaseRequest) -> str:
-    return request.headers.get("Access-Control-Request-Method", "POST")

@@ -6,10 +6,13 @@ the store's names, which are the same for all; here they become this proxy's own
 something, says Hello, and each other one answers with all it has. Mirrors and learned rates are more than that can
 carry: the first of the proxies (by name) saves them as a picture every few seconds, which a starting proxy takes in
 and brings up to date from the log.
+
+While the store is away, what would go into the log goes to the other proxies of this box directly (`direct.circle`).
 """
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
@@ -17,10 +20,12 @@ import msgspec
 import structlog
 
 from proxy.backends.remote import BackendNews
+from proxy.direct.circle import Circle
 from proxy.store import Store
 from proxy.tasks import Tasks
 from scheduler import events
 from scheduler.core import Scheduler
+from scheduler.learning import keep
 from scheduler.news import (
     BackendGone,
     BackendMoved,
@@ -28,10 +33,15 @@ from scheduler.news import (
     BackendTold,
     Hello,
     LeaseTaken,
+    ListWanted,
+    LoadBegun,
+    LoadOver,
     LookWanted,
     MemorySeen,
     News,
+    PinsSet,
     PolicySet,
+    ReachedAt,
     Standing,
     TicketWaits,
 )
@@ -40,10 +50,14 @@ from scheduler.picture import Picture
 log = structlog.get_logger("slotgate.sharing")
 
 PICTURE_EVERY_S = 5.0
+LOADS_KEPT = 1000
+"""The latest, many more than a fleet has backends: those of proxies that died are never over."""
 WARM_WITHIN_S = 2.0
 """A starting proxy waits so long for the others to say what they have."""
+CAUGHT_UP_S = 0.25
+"""Longest wait for what others told directly: as for the store, by default."""
 
-OF_BACKENDS = (BackendTold, BackendMoved, BackendSeen, BackendGone, MemorySeen, LookWanted)
+OF_BACKENDS = (BackendTold, BackendMoved, BackendSeen, BackendGone, MemorySeen, LookWanted, ListWanted)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[News])
@@ -73,7 +87,7 @@ class Names(Protocol):
 class Backends(Protocol):
     """Who wants the news that are about backends themselves."""
 
-    def hear(self, owner: str, news: BackendNews | LookWanted | Hello) -> None:
+    def hear(self, owner: str, news: BackendNews | LookWanted | ListWanted | Hello) -> None:
         """Of a backend that the owner looks after, or wants to be told of ours."""
         ...
 
@@ -88,16 +102,29 @@ class Sharing:
         names: Names,
         feed: Callable[[events.Event], None],
         clock: Callable[[], float] = time.monotonic,
+        circle: Circle | None = None,
+        box_id: str = "",
     ) -> None:
+        """`circle`: tells others of this box directly, if it was started; `box_id`: what tells that it is this box."""
+        self.on_circle: Callable[[], None] = lambda: None
+        """Called when it is another than before of whom we hear while the store is away."""
         self.backends: Backends | None = None
         """Told of backends that others look after."""
         self.on_policy: Callable[[int], None] = lambda _version: None
         """Called with the version of a policy that another proxy set."""
+        self.on_pins: Callable[[int], None] = lambda _version: None
+        """Called with the version of a list of pins that another proxy set."""
+        self.on_loaded: Callable[[str, str], None] = lambda _backend_id, _model: None
+        """Called with backend and model when another proxy had a model loaded without saying a context."""
+        self._by_default: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        """Backend and model of such loads that are under way elsewhere, by nonce."""
         self._store = store
         self._scheduler = scheduler
         self._names = names
         self._feed = feed
         self._clock = clock
+        self._circle = circle or Circle("", store.owner)
+        self._box_id = box_id
         self._outbox: list[News] = []
         self._present: frozenset[str] = frozenset()
         self._standing_heard: set[str] = set()
@@ -106,15 +133,19 @@ class Sharing:
         self._heard_one = asyncio.Event()
         self._is_started = False
         self._tasks = Tasks()
-        store.on_news = self._heard
+        store.on_news = self.hear
         store.on_gap = self._missed
         store.on_proxies = self._proxies_changed
+        self._circle.hearer = self
+        store.tell_directly(self._circle)
 
     async def start(self) -> None:
         """Take in what the others know; returns when that is done, or took too long."""
         self._proxies_changed(frozenset(self._store.proxies))
         await self._restore()
+        self._circle.set_away(not self._store.up)
         self.tell(Hello())
+        self._tell_address()
         others = self._others()
         try:
             async with asyncio.timeout(WARM_WITHIN_S):
@@ -136,6 +167,13 @@ class Sharing:
         if self._is_started:  # else it would be a picture of nothing
             await self._save()
 
+    def store_changed(self, up: bool) -> None:
+        """Without the store those are heard of no more who do not tell us directly: what they had is over sooner than
+        it could be told. Their seats count as taken by the store's own reckoning meanwhile.
+        """
+        self._circle.set_away(not up)
+        self._feed_present()
+
     def tell(self, news: News) -> None:
         """Tell the others, in a moment."""
         if not self._outbox:
@@ -148,7 +186,10 @@ class Sharing:
 
     async def caught_up(self) -> None:
         """Wait until all that others told before now was heard."""
-        await self._store.caught_up()
+        if self._store.up:
+            await self._store.caught_up()
+        else:
+            await self._circle.caught_up(CAUGHT_UP_S)
 
     def _flush(self) -> None:
         if self._outbox:
@@ -156,7 +197,32 @@ class Sharing:
             self._outbox = []
             self._store.tell(payload)
 
-    def _heard(self, owner: str, payload: bytes) -> None:
+    # Without the store
+
+    def standing(self) -> bytes:
+        """All that we have, for one that hears us directly from now on."""
+        return self.enclosed(self._scheduler.standing(self._clock()))
+
+    def circle_changed(self) -> None:
+        """Others are heard directly, or no more."""
+        if not self._store.up:
+            self._feed_present()
+        self.on_circle()
+
+    def store_doubted(self, *, away: bool) -> None:
+        """Another proxy lost the store, or has it again."""
+        if away is self._store.up:
+            self._store.doubt()
+
+    def _tell_address(self) -> None:
+        """By itself: a proxy of an older version understands nothing of what comes with it."""
+        if self._circle.path is not None:
+            self._store.tell(_encoder.encode([ReachedAt(self._box_id, self._circle.path)]))
+
+    # What is heard
+
+    def hear(self, owner: str, payload: bytes) -> bool:
+        """News of another proxy. False: not understood."""
         try:
             told = _decoder.decode(payload)
         except msgspec.DecodeError as error:
@@ -164,29 +230,49 @@ class Sharing:
                 self._strange.add(owner)
                 text = "news not understood; what this proxy tells is not known here"
                 log.warning(text, proxy=owner, error=str(error), fix="run the same version of slotgate everywhere")
-            return
+            return False
         for news in told:
             try:
                 self._take(owner, news)
             except Exception:
                 log.exception("news not taken in", proxy=owner, news=type(news).__name__)
+        return True
 
     def _take(self, owner: str, news: News) -> None:
         if isinstance(news, PolicySet):
             self.on_policy(news.version)
             return
+        if isinstance(news, PinsSet):
+            self.on_pins(news.version)
+            return
+        if isinstance(news, ReachedAt):
+            if news.box == self._box_id and self._circle.path is not None:
+                self._circle.reach(owner, news.path)
+            return
+        if isinstance(news, Hello):
+            self._tell_address()
         if isinstance(news, (*OF_BACKENDS, Hello)) and self.backends is not None:
             self.backends.hear(owner, news)
         if not isinstance(news, OF_BACKENDS) and (known := inward(news, self._names)) is not None:
             self._feed(events.NewsHeard(owner, known))
+            self._note_load(known)
         if isinstance(news, Standing):
             self._standing_heard.add(owner)
             self._heard_one.set()
 
+    def _note_load(self, news: News) -> None:
+        """What the engine gives where nothing is said is learned by whoever looks after the backend."""
+        if isinstance(news, LoadBegun) and news.runner.num_ctx is None:
+            keep(self._by_default, news.nonce, (news.backend_id, news.model), LOADS_KEPT)
+        elif isinstance(news, LoadOver) and (load := self._by_default.pop(news.nonce, None)) and news.loaded:
+            self.on_loaded(*load)
+
     def _missed(self) -> None:
         self._standing_heard.clear()
+        self._by_default.clear()
         self.tell(Hello())
         self.tell(self._scheduler.standing(self._clock()))
+        self._tell_address()
 
     def _proxies_changed(self, owners: frozenset[str]) -> None:
         if self._present <= owners:
@@ -201,10 +287,15 @@ class Sharing:
 
     def _tell_present(self, owners: frozenset[str]) -> None:
         self._present = owners
-        self._feed(events.ProxiesChanged(owners - {self._store.owner}))
+        self._circle.know(owners)
+        self._feed_present()
         self._standing_heard &= owners
         self._strange &= owners
         self._heard_one.set()
+
+    def _feed_present(self) -> None:
+        present = self._present - {self._store.owner} if self._store.up else self._circle.kept
+        self._feed(events.ProxiesChanged(present))
 
     def _others(self) -> set[str]:
         return set(self._store.proxies) - {self._store.owner}
@@ -243,9 +334,11 @@ class Sharing:
 def outward(news: News, names: Names) -> News:
     """News with the store's names of backends instead of ours."""
     match news:
-        case LeaseTaken():
+        case LeaseTaken() | LoadBegun():
             name = news.backend_id
             return msgspec.structs.replace(news, backend_id=names.store_id(name), epoch=names.store_epoch(name))
+        case LoadOver():
+            return msgspec.structs.replace(news, backend_id=names.store_id(news.backend_id))
         case TicketWaits() if news.tried:
             return msgspec.structs.replace(news, tried=tuple(map(names.store_id, news.tried)))
         case Standing():
@@ -253,6 +346,7 @@ def outward(news: News, names: Names) -> News:
                 news,
                 leases=tuple([outward(each, names) for each in news.leases]),
                 tickets=tuple([outward(each, names) for each in news.tickets]),
+                loads=tuple([outward(each, names) for each in news.loads]),
             )
         case _:
             return news
@@ -261,18 +355,22 @@ def outward(news: News, names: Names) -> News:
 def inward(news: News, names: Names) -> News | None:
     """News with our names of backends; None: it is about one that is not known here."""
     match news:
-        case LeaseTaken():
+        case LeaseTaken() | LoadBegun():
             name = names.local_id(news.backend_id)
             if name is None:
                 return None
             return msgspec.structs.replace(news, backend_id=name, epoch=news.epoch or names.local_epoch(name))
+        case LoadOver():
+            name = names.local_id(news.backend_id)
+            return None if name is None else msgspec.structs.replace(news, backend_id=name)
         case TicketWaits() if news.tried:
             tried = [name for each in news.tried if (name := names.local_id(each)) is not None]
             return msgspec.structs.replace(news, tried=tuple(tried))
         case Standing():
             leases = [known for each in news.leases if (known := inward(each, names)) is not None]
             tickets = [inward(each, names) for each in news.tickets]
-            return msgspec.structs.replace(news, leases=tuple(leases), tickets=tuple(tickets))
+            loads = [known for each in news.loads if (known := inward(each, names)) is not None]
+            return msgspec.structs.replace(news, leases=tuple(leases), tickets=tuple(tickets), loads=tuple(loads))
         case _:
             return news
 

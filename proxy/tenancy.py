@@ -1,7 +1,8 @@
 """Whose a request is, and how urgent: owns the reading of the headers that tell. Knows nothing of shares and limits.
 
-Nothing here is access control: who may connect may use slotgate, and says by itself who it is. Keys are never kept;
-what is shown of one is the beginning of its hash, or the name that the configuration gives it.
+Who may connect may use slotgate, and says by itself who it is; only to change models an API key can be wanted
+(`is_admin`). Keys are never kept: they are looked up by their hash, so how long that takes tells nothing of them. What
+is shown of one is the beginning of its hash, or the name that the configuration gives it.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,6 +61,17 @@ class Tenancy:
             if tenant := find(headers, address, digest):
                 break
         return Sender(tenant, priority)
+
+    def is_admin(self, headers: Mapping[str, str]) -> bool:
+        """Whether the request brings an API key that may change models: one with `admin = true`."""
+        digest = _digest(headers)
+        known = self._keys.get(digest) if digest else None
+        return known is not None and known.admin
+
+    @property
+    def has_admins(self) -> bool:
+        """Whether there is such a key."""
+        return any(key.admin for key in self._keys.values())
 
 
 def _priority(asked: str) -> str:

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from proxy.dialects.errors import refusal_text
 from scheduler import effects, events
 from scheduler.domain import Decision, Failure, Measured, Outcome, Rejection, Request
+from scheduler.runner import Runner
 
 if TYPE_CHECKING:
     from proxy.dispatcher import Dispatcher
@@ -27,13 +29,17 @@ class Assignment(msgspec.Struct, frozen=True):
     """The slot that the engine shall use; None: its own choice."""
     predicted: int | None = None
     """Tokens of the prompt that should be cached there; None: nobody can tell."""
+    runner: Runner | None = None
+    """How an Ollama has the model loaded that it runs on; None: nothing is to be said of that."""
 
 
 class Refused(Exception):
     """The scheduler refused the request."""
 
-    def __init__(self, effect: effects.Reject) -> None:
+    def __init__(self, effect: effects.Reject, engine_said: str = "") -> None:
         super().__init__(effect.detail)
+        self.engine_said = engine_said if effect.rejection is Rejection.RETRIES_SPENT else ""
+        """Where no try is left: the error that the last engine answered with, which it would have told the client."""
         self.rejection: Rejection = effect.rejection
         numbers = [] if effect.decision is None else [f"{name}: {why}" for name, why in effect.decision.details.items()]
         self.detail = "; ".join(filter(None, [effect.detail, *numbers[:SHOWN]]))
@@ -57,6 +63,7 @@ class Ticketed:
         self._next: asyncio.Future[Assignment] = dispatcher.loop.create_future()
         self._sent = False
         self._scope: asyncio.Timeout | None = None
+        self._engine_said = ""
         self._over = False
 
     async def assignment(self) -> Assignment:
@@ -82,11 +89,12 @@ class Ticketed:
         """The first byte of the engine's answer is about to go out."""
         self._dispatcher.feed(events.AnswerStarted(self.request.id))
 
-    def failed(self, failure: Failure, detail: str) -> None:
-        """The attempt failed before its first byte; await `assignment` again."""
+    def failed(self, failure: Failure, detail: str, error_body: bytes = b"") -> None:
+        """The attempt failed before its first byte, the engine answering `error_body`; await `assignment` again."""
         self._next = self._dispatcher.loop.create_future()
         self._sent = False
         self._scope = None
+        self._engine_said = refusal_text(error_body) if error_body.lstrip().startswith(b"{") else ""
         self._dispatcher.feed(events.AttemptFailed(self.request.id, failure, detail))
 
     def outlook(self) -> tuple[int, float | None] | None:
@@ -125,10 +133,18 @@ class Ticketed:
         if isinstance(effect, effects.Dispatch):
             predicted = predicted_tokens(self.request, effect.decision)
             self._next.set_result(
-                Assignment(effect.backend_id, effect.decision, effect.attempt, effect.seats, effect.slot, predicted)
+                Assignment(
+                    effect.backend_id,
+                    effect.decision,
+                    effect.attempt,
+                    effect.seats,
+                    effect.slot,
+                    predicted,
+                    effect.runner,
+                )
             )
         else:
-            self._next.set_exception(Refused(effect))
+            self._next.set_exception(Refused(effect, self._engine_said))
 
     def end(self) -> None:
         """The proxy stops now: cancel the request's task, which then tells its client."""

@@ -1,6 +1,6 @@
 """Who may wait, and refusing well: the reason, a sentence for whoever reads it, and when to come back."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from scheduler.domain import BackendView, Decision, Health, Rejection, Request
 from scheduler.effects import Reject
@@ -71,11 +71,23 @@ class Admission:
             return None
         return (self._line.before(ticket) + 1) / self._completions.per_s(now_s)
 
-    def expired(self, ticket: Ticket, now_s: float, *, is_down: bool) -> tuple[Rejection, str]:
-        """Why a ticket's time is over; `is_down`: no backend that may serve it is alive."""
+    def expired(
+        self, ticket: Ticket, now_s: float, *, is_down: bool, obstacles: Mapping[str, str] | None = None
+    ) -> tuple[Rejection, str]:
+        """Why a ticket's time is over.
+
+        Args:
+            ticket: that waited.
+            now_s: the time.
+            is_down: no backend that may serve it is alive.
+            obstacles: what stood in the way of loading its model, by backend; None or empty: nothing did.
+        """
         if is_down:
             return down_reason(ticket.decision), down_detail(ticket.request, self._replica.views())
         waited_s = now_s - ticket.request.arrived_s
+        if obstacles:
+            why = "; ".join(f"{backend_id}: {obstacle}" for backend_id, obstacle in sorted(obstacles.items()))
+            return Rejection.WAITED_TOO_LONG, f"no seat with its model fell free within {waited_s:.0f} s ({why})"
         return Rejection.WAITED_TOO_LONG, f"no slot fell free within {waited_s:.0f} s"
 
     def rejected(
@@ -118,6 +130,8 @@ def lasting_detail(reason: Rejection, request: Request, views: Iterable[BackendV
     """A sentence on what is missing and what would help."""
     views = list(views)
     model = short(request.model) if request.model else "any model"
+    if reason is Rejection.UNKNOWN_MODEL and request.cloud:
+        return f"{model!r} runs in the cloud, and no running backend passes requests for such models on"
     if reason is Rejection.UNKNOWN_MODEL:
         known = sorted({short(name) for view in views for name in view.backend.models})
         silent = sorted(view.backend.id for view in views if not view.backend.models)

@@ -5,6 +5,7 @@ Theory of operation
 `handle(event, now_s)` runs to its end before the next event: no locks, and the same events give the same effects. This
 file hands out events and deadlines. A request's way is in `requests`, the ledger's arrows in `seats`, what happens to
 backends in `facts`, what other proxies tell in `others`, who goes next in `matching`, and where to in `decide.decide`.
+Which models are loaded where is planned in `planner`, after all else of an event is settled.
 
 *Late binding.* A ticket belongs to no backend. Whatever may let a ticket run is told to `matching`, and before `handle`
 returns `_settle` sends tickets until nothing fits any more. So this always holds between events: no waiting ticket has
@@ -27,20 +28,24 @@ from copy import copy
 from math import inf
 from typing import Any
 
+from msgspec.structs import replace
+
 from scheduler import events
 from scheduler.admission import Admission
 from scheduler.deadlines import Deadlines
-from scheduler.domain import Health, Snapshot
+from scheduler.domain import Health, Rejection, Snapshot
 from scheduler.effects import Effect, WakeAt
 from scheduler.facts import Facts
 from scheduler.health import Signal
 from scheduler.leases import Lease, Ledger
+from scheduler.loading import Loading, UnderWay
 from scheduler.matching import Matching
 from scheduler.news import Standing
 from scheduler.others import Others
 from scheduler.outlook import Outlook
 from scheduler.picture import Picture
 from scheduler.pictures import Pictures
+from scheduler.planner import Planner
 from scheduler.policy import Policy
 from scheduler.replica import Replica
 from scheduler.requests import Requests
@@ -68,20 +73,25 @@ class Scheduler:
         )
         self._facts = Facts(policy, self._replica, self._seats, self._matching, self._deadlines, self._effects, outlook)
         self._admission = Admission(policy, self._matching.line, self._replica)
+        self._loading = Loading(policy, self._replica, self._matching, self._deadlines, outlook, telling, self._effects)
+        self._planner = planner = Planner(
+            policy, self._replica, self._matching, self._deadlines, outlook, self._loading, self._effects,
+            self._refuse,
+        )  # fmt: skip
         self._requests = Requests(
             policy, self._open, self._replica, self._seats, self._matching, self._facts, self._admission, outlook,
-            telling, self._effects,
+            telling, self._effects, planner.asked,
         )  # fmt: skip
         self._others = Others(
             self._open, self._ledger, self._replica, self._seats, self._matching, self._facts, self._admission,
-            self._deadlines, outlook, telling, self.standing,
+            self._deadlines, outlook, telling, self.standing, planner,
         )  # fmt: skip
         self._pictures = Pictures(outlook, self._replica, self._matching.shares)
         self._wake_at_s = inf
         requests = self._requests
         self._reactions: dict[type, Callable[[Any], None]] = {
             events.BackendChanged: self._backend_changed,
-            events.BackendLeft: lambda event: self._requests.adopt(self._facts.left(event.backend_id, self._now_s)),
+            events.BackendLeft: self._backend_left,
             events.BackendSignalled: lambda event: self._signal(event.backend_id, event.signal),
             events.BackendReported: lambda event: self._facts.reported(event.report, self._now_s),
             events.GpuReported: self._facts.gpu_reported,
@@ -95,6 +105,10 @@ class Scheduler:
             events.ClientLeft: requests.client_left,
             events.DrainRequested: lambda event: self._signal(event.backend_id, Signal.DRAIN),
             events.UndrainRequested: lambda event: self._signal(event.backend_id, Signal.UNDRAIN),
+            events.LoadEnded: lambda event: self._loading.ended(event, self._now_s),
+            events.LoadWanted: lambda event: planner.operators.load_wanted(event, self._now_s),
+            events.UnloadWanted: lambda event: planner.operators.unload_wanted(event, self._now_s),
+            events.PinsChanged: planner.operators.pins_changed,
             events.PolicyChanged: self._policy_changed,
             events.NewsHeard: lambda event: self._others.heard(event.owner, event.news, self._now_s),
             events.ProxiesChanged: lambda event: self._others.present(event.owners, self._now_s),
@@ -115,6 +129,9 @@ class Scheduler:
             self._due(*due)
             self._settle()  # before the event: what waits is older than what the event may bring
         self._reactions[type(event)](event)
+        if self._matching.unsettled:
+            self._settle()
+        self._planner.step(now_s)
         if self._matching.unsettled:
             self._settle()
         earliest_s = self._deadlines.earliest_s()
@@ -143,7 +160,8 @@ class Scheduler:
         for ticket in self._open.values():
             if ticket.stage is Stage.CLAIMING:
                 ticket.told = False  # its claim is told among the leases
-        return self._telling.standing(self._ledger, tickets, now_s)
+        standing = self._telling.standing(self._ledger, tickets, now_s)
+        return replace(standing, loads=self._loading.standing(now_s))
 
     def picture(self, now_s: float) -> Picture:
         """What was learned, for a proxy that starts."""
@@ -183,6 +201,24 @@ class Scheduler:
         """Copies of all leases of this proxy, held, being claimed or abandoned: what the store must not forget."""
         return tuple([copy(lease) for lease in self._ledger])
 
+    def loads_under_way(self) -> tuple[UnderWay, ...]:
+        """Copies of all loads that were decided and are not over, of any proxy."""
+        return tuple([copy(load) for load in self._loading])
+
+    def why_not_loaded(self, model: str) -> dict[str, str]:
+        """By backend: why a model that is wanted there is not loaded, as of the planner's last look."""
+        return dict(self._planner.obstacles.get(model, {}))
+
+    @property
+    def pins(self) -> tuple[events.Pin, ...]:
+        """Models that shall stay loaded."""
+        return self._planner.operators.pins
+
+    @property
+    def loads_done(self) -> int:
+        """Loads of this proxy that ended well."""
+        return self._loading.done
+
     def health(self, backend_id: str) -> Health:
         """Where a backend stands in its life; one that is not known (any more) is DOWN."""
         state = self._replica.get(backend_id)
@@ -192,12 +228,16 @@ class Scheduler:
         """A deadline has come."""
         if kind == "wait":
             ticket = self._open[key]
-            why = self._admission.expired(ticket, self._now_s, is_down=self._matching.is_down(ticket))
+            obstacles = self.why_not_loaded(ticket.request.model or "")
+            is_down = self._matching.is_down(ticket)
+            why = self._admission.expired(ticket, self._now_s, is_down=is_down, obstacles=obstacles)
             self._matching.remove(ticket)
             self._requests.reject(ticket, *why)
         elif kind == "overtake":
             self._matching.is_overdue(self._open[key], self._now_s)
-        elif kind == "cool" or kind.startswith("prefill "):
+        elif kind == "cool":
+            self._matching.free_all()  # if its model is not resident there, those that failed may be tried again
+        elif kind.startswith("prefill "):
             self._matching.free(key)
         elif kind.startswith("slot "):
             self.outlook.naming.unreserve(key, kind.removeprefix("slot "))
@@ -208,8 +248,15 @@ class Scheduler:
             self._facts.unconfirmed(key)
         elif kind == "grace":
             self._seats.seen_idle(key, self._now_s)
+        elif kind == "plan":
+            pass  # it looks after each event
+        elif kind == "load":
+            self._loading.overdue(key, self._now_s)
         else:
             self._others.due(kind, key, self._now_s)
+
+    def _refuse(self, ticket: Ticket, reason: Rejection, detail: str) -> None:
+        self._requests.reject(ticket, reason, detail)
 
     def _occupancy_reported(self, event: events.OccupancyReported) -> None:
         self._others.compare(event, self._now_s)
@@ -221,9 +268,14 @@ class Scheduler:
         epoch = before.backend.epoch if before is not None else None
         self._requests.adopt(self._facts.changed(event.backend, self._now_s))
         if epoch is None or event.backend.epoch > epoch:
+            self._planner.void(backend_id, event.backend.epoch)
             if (told := self._pictures.joined(event.backend, self._now_s)) is not None:
                 self._facts.tune_limit(backend_id, told.tuned)
             self._others.joined(backend_id, self._now_s)
+
+    def _backend_left(self, event: events.BackendLeft) -> None:
+        self._requests.adopt(self._facts.left(event.backend_id, self._now_s))
+        self._planner.void(event.backend_id)
 
     def _picture_heard(self, event: events.PictureHeard) -> None:
         for told in self._pictures.heard(event.picture, self._now_s):
@@ -242,6 +294,8 @@ class Scheduler:
     def _signal(self, backend_id: str, signal: Signal) -> None:
         before = self.health(backend_id)
         self._requests.adopt(self._facts.signalled(backend_id, signal, self._now_s))
+        if signal is Signal.EXITED:
+            self._planner.void(backend_id)
         if before is not Health.DOWN and self.health(backend_id) is Health.DOWN:
             self._requests.call_back(backend_id)
 
@@ -250,5 +304,6 @@ class Scheduler:
         self._requests.change(policy)
         self._policy = self._matching.policy = self._facts.policy = policy
         self._admission.change(policy)
+        self._planner.change(policy)
         self._facts.tune_limits()
         self._matching.shake()

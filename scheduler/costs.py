@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from scheduler.case import Case
 from scheduler.domain import BackendView, Health
-from scheduler.loads import needs_load
 from scheduler.outlook import Fit
 
 Term = Callable[[BackendView, Case, Fit], float]
@@ -44,11 +43,6 @@ def copies(_view: BackendView, case: Case, fit: Fit) -> float:
     return case.policy.prefill_weight * fit.copy_ms
 
 
-def load(view: BackendView, case: Case, _fit: Fit) -> float:
-    """The engine must load the model first. llama-server has loaded its model before it is ready at all."""
-    return case.policy.load_ms if needs_load(view, case.request.model) else 0.0
-
-
 def suspect(view: BackendView, case: Case, _fit: Fit) -> float:
     """It failed lately: the time that a further failure would waste."""
     return case.policy.suspect_ms if view.health is Health.SUSPECT else 0.0
@@ -66,7 +60,6 @@ TERMS: dict[str, Term] = {
     "active": active,
     "loss": loss,
     "copies": copies,
-    "load": load,
     "suspect": suspect,
     "cooling": cooling,
 }

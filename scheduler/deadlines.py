@@ -35,6 +35,11 @@ class Deadlines:
         """The key is not due any more, if it ever was."""
         self._at_s.pop(key, None)
 
+    def at_s(self, key: Key) -> float:
+        """When a key is due; infinity: never."""
+        known = self._at_s.get(key)
+        return known[0] if known is not None else inf
+
     def earliest_s(self) -> float:
         """When the next key is due; infinity: never."""
         heap = self._heap

@@ -6,6 +6,7 @@ from scheduler.domain import BackendView, Candidate, Decision, Health, Rejection
 from scheduler.filters import first_rejection
 from scheduler.outlook import NOTHING, Fit, Outlook, Reuses
 from scheduler.policy import Policy
+from scheduler.residencies import why_not_resident
 
 NO_COOLING = frozenset({"cooling"})
 NO_TRIED = frozenset({"tried"})
@@ -57,10 +58,6 @@ def decide(
     for view in passed:
         fit = NOTHING
         if outlook is not None:
-            if (refusal := outlook.loads.refusal(view, request.model, case.now_s, snapshot.backends)) is not None:
-                rejections[view.backend.id] = Rejection.NO_MEMORY
-                details[view.backend.id] = refusal
-                continue
             fit = outlook.fit(view, case, memory if memory is not None else {})
             if is_computing(view, case, fit, outlook):
                 rejections[view.backend.id] = Rejection.PREFILLING
@@ -68,6 +65,9 @@ def decide(
         candidate = cost(view, case, fit)
         ranked.append((candidate.cost_ms, view.last_used_s, view.backend.id, candidate))
     ranked.sort()
+    for view in snapshot.backends if Rejection.NOT_LOADED in rejections.values() else ():
+        if rejections.get(view.backend.id) is Rejection.NOT_LOADED:
+            _explain(view, case, snapshot, outlook, rejections, details)
     return Decision(request.id, tuple([entry[3] for entry in ranked]), rejections, details, policy.version)
 
 
@@ -75,6 +75,24 @@ def cost(view: BackendView, case: Case, fit: Fit) -> Candidate:
     """What the request would cost at a backend that may take it."""
     terms_ms = {name: term(view, case, fit) for name, term in TERMS.items()}
     return Candidate(view.backend.id, sum(terms_ms.values()), terms_ms, fit.slot, fit.reused_tokens, fit.fresh_tokens)
+
+
+def _explain(
+    view: BackendView,
+    case: Case,
+    snapshot: Snapshot,
+    outlook: Outlook | None,
+    rejections: dict[str, Rejection],
+    details: dict[str, str],
+) -> None:
+    """What stands in the way of a model that is not resident: memory, or only that nobody has loaded it yet."""
+    backend_id, model = view.backend.id, case.request.model
+    if outlook is not None and not view.loading:
+        refusal = outlook.loads.refusal(view, model, case.now_s, snapshot.backends)
+        if refusal is not None:
+            rejections[backend_id], details[backend_id] = Rejection.NO_MEMORY, refusal
+            return
+    details[backend_id] = why_not_resident(view, case.request)
 
 
 def is_computing(view: BackendView, case: Case, fit: Fit, outlook: Outlook) -> bool:

@@ -4,6 +4,8 @@ from enum import StrEnum
 
 import msgspec
 
+from scheduler.runner import Runner
+
 
 class Engine(StrEnum):
     """What a backend runs; decides which API it speaks."""
@@ -68,12 +70,14 @@ class Rejection(StrEnum):
     COOLING = "cooling-down"
     TRIED = "already-tried"
     NO_ROOM = "no-room"
+    NOT_LOADED = "not-loaded"  # the model is not resident there with options that suit; a load may be planned
     NO_MEMORY = "no-memory"  # the model would have to be loaded, and does not fit beside what is there
     PREFILLING = "prefilling"  # it computes as many prompts as it may
     TENANT_BUSY = "tenant-busy"  # as many of its client's requests wait as may; one beyond the running cap only waits
     QUEUE_FULL = "queue-full"
     WAITED_TOO_LONG = "waited-too-long"
     RETRIES_SPENT = "retries-spent"
+    LOAD_FAILED = "load-failed"  # the engine could not load the model; the detail is what it said
     SHUTTING_DOWN = "shutting-down"
 
 
@@ -109,6 +113,14 @@ class Residency(msgspec.Struct, frozen=True):
     gpu_bytes: int | None = None
     expires_at_unix_s: float | None = None
     """When the engine will unload it by itself; None: never."""
+    weights: str = ""
+    """What it was loaded from, as `Backend.weights`; empty: not known. Names with the same weights share it."""
+    runner: Runner | None = None
+    """With which options, where known; `context_tokens` is told apart."""
+    slots: tuple["SlotState", ...] = ()
+    """Its own slots, where the engine of this model can be looked into; empty: not known."""
+    asked: Runner | None = None
+    """With what a proxy of the fleet had it loaded, as far as it is still so; None: somebody else did, or long ago."""
 
 
 class SlotState(msgspec.Struct, frozen=True):
@@ -145,8 +157,22 @@ class Backend(msgspec.Struct, frozen=True):
     """Size of the weights of its models, by canonical name, where the engine tells it."""
     host_cache_tokens: int = 0
     """Tokens whose keys and values the engine may keep in host memory, beside its slots; 0: none, or not known."""
+    contexts: dict[str, int] = {}
+    """Context of one slot, in tokens, that a model gets where a request does not say, by canonical name; absent: not
+    known."""
+    most_context: dict[str, int] = {}
+    """Context that a model was trained for, in tokens, by canonical name: engines give no more."""
+    weights: dict[str, str] = {}
+    """What a model is loaded from (sha256 hex of the blob), by canonical name; absent: not known."""
+    embeds_only: frozenset[str] = frozenset()
+    """Models that only embed, by canonical name: they are loaded by an empty embedding request."""
+    cloud: bool = False
+    """It is the one that passes requests for cloud models on; its engine is an Ollama."""
+    max_loaded: int = 0
+    """Models that it may hold at once; 0: not known."""
     slot_source: str = "leases"
-    """Where occupancy comes from beside our leases: "slots" (the engine's /slots) or "leases" (nothing better)."""
+    """Where occupancy comes from beside our leases: "slots" (the engine's /slots), "children" (those of the
+    llama-servers that an Ollama runs) or "leases" (nothing better)."""
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -228,6 +254,13 @@ class Request(msgspec.Struct, frozen=True):
     """The client's own limit."""
     can_name_slot: bool = False
     """A llama-server takes `id_slot` from it."""
+    runner: Runner | None = None
+    """Options that an Ollama shall have loaded its model with, normalised; None: its API cannot say, so it runs with
+    the engine's own default."""
+    cloud: bool = False
+    """Its model runs elsewhere, reached through the Ollama that is `Backend.cloud`: nothing is loaded for it."""
+    keep_alive_s: float | None = None
+    """How long the model shall stay loaded after it; negative: for ever; None: not said."""
 
     @property
     def least_seats(self) -> int:
@@ -255,10 +288,20 @@ class BackendView(msgspec.Struct, frozen=True):
     """The engine or the store asked for the pause (still loading, full): trying earlier cannot help."""
     draining: bool = False
     """An operator's wish; also set while the engine is down or starting, where `health` says that instead."""
+    loading: str = ""
+    """Canonical name of the model that is being loaded there; empty: none."""
     names_slots: bool = False
     """We may say on which slot a request runs: no other use of the engine is known."""
     held_for: str = ""
     """Id of a waiting request for several seats that the free seats are kept for; empty: for anyone."""
+    closing: frozenset[str] = frozenset()
+    """Loaded models, by canonical name, that get nothing new: they are about to be unloaded."""
+    seats_by_model: dict[str, int] = {}
+    """Seats of the whole fleet by canonical name, at an engine that loads models by itself."""
+    max_loaded: int = 0
+    """Models that it holds at once, as it was told, or else as loads have shown; 0: not known."""
+    seats_kept: int = 0
+    """Seats that are not ours to take while the store is away, whether other proxies use them or not."""
 
     @property
     def seats_held(self) -> int:
@@ -272,8 +315,8 @@ class BackendView(msgspec.Struct, frozen=True):
 
     @property
     def room(self) -> int:
-        """Seats free under the running limit; never negative."""
-        return max(0, self.backend.running_limit - self.taken)
+        """Seats free for us under the running limit; never negative."""
+        return max(0, self.backend.running_limit - self.taken - max(0, self.seats_kept - self.seats_elsewhere))
 
 
 class Snapshot(msgspec.Struct, frozen=True):

@@ -4,6 +4,7 @@ import msgspec
 
 from scheduler.domain import Decision, Health, Rejection
 from scheduler.news import LeaseOver, LeaseTaken, News
+from scheduler.runner import Runner
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -35,6 +36,8 @@ class Dispatch(msgspec.Struct, frozen=True):
     """Seats that it holds; of a divisible request maybe fewer than it wants."""
     slot: int | None = None
     """The idle slot that it shall run on; None: the engine chooses."""
+    runner: Runner | None = None
+    """Options of the residency that it shall run on, to be said to an Ollama; None: nothing is to be said of them."""
 
 
 class Reject(msgspec.Struct, frozen=True):
@@ -81,6 +84,30 @@ class Look(msgspec.Struct, frozen=True):
     at_s: float
 
 
+class Load(msgspec.Struct, frozen=True):
+    """Have an Ollama load a model, apart from any client's request. Answered by `events.LoadEnded`, exactly once."""
+
+    backend_id: str
+    model: str
+    """Canonical name."""
+    nonce: str
+    """Unique per load."""
+    runner: Runner
+    keep_alive_s: float | None = None
+    """Negative: for ever; None: the engine's default."""
+    embeds: bool = False
+    """The model only embeds."""
+    unload: tuple[str, ...] = ()
+    """Models (canonical names) to unload there first: the engine itself would choose others."""
+
+
+class Unload(msgspec.Struct, frozen=True):
+    """Have an Ollama unload a model as soon as nothing runs on it."""
+
+    backend_id: str
+    model: str
+
+
 class WakeAt(msgspec.Struct, frozen=True):
     """Send `events.TimePassed` at this time. Only the earliest asked for counts."""
 
@@ -104,4 +131,6 @@ class SlotChoice(msgspec.Struct, frozen=True):
     because: str
 
 
-Effect = Claim | Dispatch | Reject | Cancel | Release | Tell | Look | WakeAt | HealthChanged | SlotChoice
+Effect = (
+    Claim | Dispatch | Reject | Cancel | Release | Tell | Look | Load | Unload | WakeAt | HealthChanged | SlotChoice
+)

@@ -8,6 +8,7 @@ from scheduler.memory import GpuMemory
 from scheduler.news import News
 from scheduler.picture import Picture
 from scheduler.policy import Policy
+from scheduler.runner import Runner
 
 
 class BackendChanged(msgspec.Struct, frozen=True):
@@ -50,6 +51,8 @@ class OccupancyReported(msgspec.Struct, frozen=True):
     seats_elsewhere: int
     asked_at_s: float
     draining: bool | None = None
+    kept: bool = False
+    """The store is away: so many seats are kept for other proxies, which tell us directly what they use of them."""
 
 
 class RequestArrived(msgspec.Struct, frozen=True):
@@ -78,6 +81,8 @@ class ClaimRefused(msgspec.Struct, frozen=True):
     """There is room, but the slot is another lease's, or somebody left the choice of a slot to the engine."""
     unsure: bool = False
     """The answer was lost: it may have been granted, and is given back in any case."""
+    kept: bool = False
+    """As in `OccupancyReported`."""
 
 
 class AnswerStarted(msgspec.Struct, frozen=True):
@@ -118,6 +123,55 @@ class UndrainRequested(msgspec.Struct, frozen=True):
     """Give a drained backend work again."""
 
     backend_id: str
+
+
+class LoadEnded(msgspec.Struct, frozen=True):
+    """A load that was asked for is over."""
+
+    backend_id: str
+    model: str
+    nonce: str
+    loaded: bool
+    detail: str = ""
+    """Why not."""
+    took_ms: float | None = None
+    """What it took the engine, where that was seen."""
+    refused: bool = False
+    """Another proxy loads there: nothing was done, and nothing failed."""
+
+
+class LoadWanted(msgspec.Struct, frozen=True):
+    """An operator wants a model loaded."""
+
+    model: str
+    backend_id: str | None = None
+    """None: where it suits best."""
+    runner: Runner = Runner()
+    keep_alive_s: float | None = None
+
+
+class UnloadWanted(msgspec.Struct, frozen=True):
+    """An operator wants a model unloaded, once nothing runs on it."""
+
+    model: str
+    backend_id: str | None = None
+    """None: everywhere."""
+
+
+class Pin(msgspec.Struct, frozen=True):
+    """A model that shall stay loaded."""
+
+    model: str
+    """Canonical name."""
+    backend_id: str = ""
+    """Empty: on one backend at least, whichever."""
+    runner: Runner = Runner()
+
+
+class PinsChanged(msgspec.Struct, frozen=True):
+    """Other pins are in force from now on."""
+
+    pins: tuple[Pin, ...]
 
 
 class PolicyChanged(msgspec.Struct, frozen=True):
@@ -171,6 +225,10 @@ Event = (
     | ClientLeft
     | DrainRequested
     | UndrainRequested
+    | LoadEnded
+    | LoadWanted
+    | UnloadWanted
+    | PinsChanged
     | PolicyChanged
     | NewsHeard
     | ProxiesChanged

@@ -109,6 +109,7 @@ class Facts:
         state = self._replica.get(backend_id)
         if state is None or report.epoch != state.backend.epoch or report.asked_at_s < state.report_asked_s:
             return
+        before = state.book.kinds
         for nonce in state.learn_report(report, self._replica.ledger, now_s):
             self._seats.seen_idle(nonce, now_s)
         if report.busy_slots is not None and self._seats.any_abandoned(backend_id):
@@ -119,11 +120,12 @@ class Facts:
             self.doubt_slots(backend_id, "a slot is busy that is idle by our account")
         elif state.slots_doubted and report.busy_slots == 0:
             state.slots_doubted = ""  # the engine is idle: both know what runs on which slot, nothing
-        models = {residency.model for residency in report.residencies}
-        self._outlook.loaded(state.backend, models, report.asked_at_s)
+        self._outlook.loaded(state.backend, state.book.residencies, report.asked_at_s)
         self._note_naming(state, "it reports use by others" if state.foreign_busy or state.deferred else "its report")
         self._replica.touch(backend_id)
         self._matching.free(backend_id)
+        if state.book.kinds != before:
+            self._matching.free_all()  # with one less that has a model, those that failed may be tried again
 
     def gpu_reported(self, event: GpuReported) -> None:
         """A look at a card's memory."""
@@ -145,7 +147,7 @@ class Facts:
             signal = Signal.DRAIN if event.draining else Signal.UNDRAIN
             self.signalled(event.backend_id, signal, now_s, f"{signal.value}: the store says so")
         if event.asked_at_s >= state.elsewhere_asked_s:
-            self._learn_elsewhere(state, event.seats_elsewhere, event.asked_at_s, event.asked_at_s, now_s)
+            self._learn_elsewhere(state, event, event.asked_at_s, event.asked_at_s, now_s)
             self._note_elsewhere(state)
 
     def refused(self, lease: Lease, event: ClaimRefused, now_s: float, *, alone: bool = True) -> None:
@@ -157,15 +159,15 @@ class Facts:
         state = self._replica.get(lease.backend_id)
         if state is None:
             return
-        self._learn_elsewhere(state, event.seats_elsewhere, now_s, lease.claimed_s, now_s, passing=not alone)
-        if alone:
+        self._learn_elsewhere(state, event, now_s, lease.claimed_s, now_s, passing=not alone)
+        if alone or event.kept:
             self._note_elsewhere(state)
         if event.draining and state.draining_since_s <= lease.claimed_s:
             self.signalled(lease.backend_id, Signal.DRAIN, now_s, "drain: the store says so")
         elif event.slot_refused and lease.work is not None and lease.work.slot is not None:
             nonce = self._outlook.naming.refuse(lease.backend_id, lease.work.slot)
             self._deadlines.set((f"slot {nonce}", lease.backend_id), now_s + SLOT_REFUSED_S)
-        elif state.ended_seats(lease.claimed_s):
+        elif state.ended_seats(lease.claimed_s) and not event.kept:
             pass  # what was in its way is gone
         elif self._replica.view(lease.backend_id).room >= lease.seats:
             state.pause(now_s, self.policy.refused_pause_s)
@@ -174,7 +176,7 @@ class Facts:
     def granted(self, lease: Lease, request: Request, now_s: float) -> None:
         """A request goes to a backend."""
         view = self._replica.view(lease.backend_id)
-        self._outlook.granted(lease, view, request, now_s, self._replica.views())
+        self._outlook.granted(lease, view, request, now_s)
         if lease.work is not None and lease.work.prefill_ms and not lease.streams:
             # Nobody will see the first token: by then the prompt does not count any more (`Outlook.prefills`).
             computed_s = lease.granted_s + lease.work.prefill_ms / 1000.0 + 0.001
@@ -225,6 +227,7 @@ class Facts:
         state = self._replica.get(backend_id)
         if state is not None:
             state.learn_elsewhere(0, state.elsewhere_asked_s)
+            state.seats_kept = 0
             self._note_elsewhere(state)
             self._replica.touch(backend_id)
             self._matching.free(backend_id)
@@ -252,14 +255,23 @@ class Facts:
             self._shake(state)
 
     def _learn_elsewhere(
-        self, state: BackendState, seats: int, asked_at_s: float, since_s: float, now_s: float, *, passing: bool = False
+        self,
+        state: BackendState,
+        told: OccupancyReported | ClaimRefused,
+        asked_at_s: float,
+        since_s: float,
+        now_s: float,
+        *,
+        passing: bool = False,
     ) -> None:
         backend_id = state.backend.id
         leases = self._replica.ledger.at(backend_id)
         known = sum(lease.seats for lease in leases if lease.owner and lease.granted_s != inf)
-        before = state.seats_unknown
+        before = state.seats_unknown or state.seats_kept
+        state.seats_kept = told.seats_elsewhere if told.kept else 0
+        seats = 0 if told.kept else told.seats_elsewhere  # what others use of those that are kept, they told
         state.learn_elsewhere(seats, asked_at_s, known, since_s, passing=passing)
-        if state.seats_unknown:
+        if state.seats_unknown or state.seats_kept:
             self._deadlines.set(("fresh", backend_id), now_s + self.policy.elsewhere_fresh_s)
         elif before:
             self._deadlines.cancel(("fresh", backend_id))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from scheduler.case import Case
 from scheduler.domain import BackendView, Health, Rejection
+from scheduler.residencies import needs_residency, resident, room_for
 
 Filter = Callable[[BackendView, Case], Rejection | None]
 
@@ -17,9 +18,11 @@ def has_model(view: BackendView, case: Case) -> Rejection | None:
     """The model is loaded or loadable there.
 
     A backend that starts may not have told its models yet, so it may have any. One that is down and never told them
-    counts only where nothing else is up: else a mistyped name would wait for it.
+    counts only where nothing else is up: else a mistyped name would wait for it. A cloud model is on no backend.
     """
     model = case.request.model
+    if case.request.cloud:
+        return None if view.backend.cloud else Rejection.UNKNOWN_MODEL
     if model is None or model in view.backend.models:
         return None
     if not view.backend.models and (view.health is Health.STARTING or (view.health is Health.DOWN and not case.alive)):
@@ -61,15 +64,22 @@ def is_not_cooling(view: BackendView, case: Case) -> Rejection | None:
     return Rejection.COOLING if case.now_s < view.cooling_until_s else None
 
 
+def is_resident(view: BackendView, case: Case) -> Rejection | None:
+    """The model is loaded there with options that suit. It is never sent to an engine that would have to load it."""
+    if not needs_residency(case.request, view.backend) or resident(view, case.request) is not None:
+        return None
+    return Rejection.NOT_LOADED
+
+
 def has_room(view: BackendView, case: Case) -> Rejection | None:
-    """Enough seats are free under the running limit, and not kept for another request."""
+    """Enough seats are free under the running limit and on the loaded model, and not kept for another request."""
     request = case.request
     least = request.least_seats
     if least == 0:
         return None
     if view.held_for and view.held_for != request.id:
         return Rejection.NO_ROOM
-    return Rejection.NO_ROOM if view.room < least else None
+    return Rejection.NO_ROOM if room_for(view, request) < least else None
 
 
 FILTERS: dict[str, Filter] = {
@@ -80,6 +90,7 @@ FILTERS: dict[str, Filter] = {
     "draining": takes_new_work,
     "tried": is_untried,
     "cooling": is_not_cooling,
+    "resident": is_resident,
     "room": has_room,
 }
 
@@ -88,7 +99,7 @@ LASTING = ("model", "support", "size")
 
 PASSING = frozenset(
     {Rejection.STARTING, Rejection.DOWN, Rejection.DRAINING, Rejection.TRIED, Rejection.COOLING, Rejection.NO_ROOM}
-) | {Rejection.PREFILLING, Rejection.TENANT_BUSY, Rejection.NO_MEMORY}
+) | {Rejection.PREFILLING, Rejection.TENANT_BUSY, Rejection.NOT_LOADED, Rejection.NO_MEMORY}
 """Reasons that waiting may cure."""
 
 

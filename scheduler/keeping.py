@@ -7,6 +7,7 @@ a time has seats kept for it: the oldest of those that are overdue and that some
 from collections.abc import Callable
 
 from scheduler.replica import BackendState, Replica
+from scheduler.residencies import room_for
 from scheduler.waiting import Ticket, WaitingLine, kind_of
 
 
@@ -82,4 +83,6 @@ class Keeping:
         if not self._could_use(ticket):
             return False
         backend_id = state.backend.id
+        if room_for(self._replica.view(backend_id), ticket.request) < 0:
+            return False  # its model is not resident there
         return backend_id in self._line.groups[kind_of(ticket)].backends and backend_id not in ticket.tried

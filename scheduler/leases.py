@@ -145,6 +145,14 @@ class Ledger:
         """Seats at a backend that other proxies are known to hold, or that are kept for them."""
         return self._seats_elsewhere.get(backend_id, 0)
 
+    def seats_by_model(self, backend_id: str) -> dict[str, int]:
+        """Seats taken at a backend, whoever holds them, by the models that run on them."""
+        seats: dict[str, int] = {}
+        for lease in self.at(backend_id):
+            if lease.counted and lease.model is not None:
+                seats[lease.model] = seats.get(lease.model, 0) + lease.seats
+        return seats
+
     def claim(self, lease: Lease) -> None:
         """Keep seats for a claim that is on its way to the store."""
         lease.since_s = lease.claimed_s

@@ -24,13 +24,14 @@ from math import inf
 from scheduler.case import Case
 from scheduler.deadlines import Deadlines
 from scheduler.decide import cost, decide, is_computing
-from scheduler.domain import Decision, Rejection, Request
+from scheduler.domain import BackendView, Decision, Rejection, Request
 from scheduler.fairness import Shares
 from scheduler.filters import could_ever, first_rejection
 from scheduler.keeping import Keeping
 from scheduler.outlook import Outlook
 from scheduler.policy import Policy
 from scheduler.replica import BackendState, Replica
+from scheduler.residencies import room_for
 from scheduler.turns import Turns
 from scheduler.waiting import Group, Queue, Stage, Ticket, WaitingLine, kind_of, rank_of
 
@@ -135,7 +136,7 @@ class Matching:
         """A request of this tenant gets a seat. If that is its last one, no seats are kept for it any more."""
         self.shares.began(tenant)
         kept_for = self._keeping.ticket
-        if kept_for is not None and self._at_cap(kept_for.request.tenant):
+        if kept_for is not None and self.at_cap(kept_for.request.tenant):
             self._keeping.let_go()
 
     def ended(self, tenant: str) -> None:
@@ -188,15 +189,16 @@ class Matching:
         )
         if not decision.ranking:
             return decision, False
-        if self._at_cap(ticket.request.tenant) and ticket.request.seats:
+        if self.at_cap(ticket.request.tenant) and ticket.request.seats:
             return decision, False
         return decision, not (may_hold and self._holds(ticket, decision, now_s))
 
     def _could_use(self, ticket: Ticket) -> bool:
         """Whether seats that are kept for a ticket would be used: its tenant may run more, and its proxy takes it."""
-        return not (self._at_cap(ticket.request.tenant) or self.turns.is_aside(ticket))
+        return not (self.at_cap(ticket.request.tenant) or self.turns.is_aside(ticket))
 
-    def _at_cap(self, tenant: str) -> bool:
+    def at_cap(self, tenant: str) -> bool:
+        """Whether a tenant runs as many requests as it may."""
         most = self.policy.tenant_max_running
         return bool(most) and self.shares.running(tenant) >= most
 
@@ -301,17 +303,19 @@ class Matching:
         state = self._replica.get(backend_id)
         if state is None or not state.usable:
             return None, []
-        room = self._replica.view(backend_id).room
+        view = self._replica.view(backend_id)
         kept_for = self._keeping.kept_at(backend_id)
-        if kept_for is not None and kept_for.request.least_seats <= room and kept_for.request.id not in self._barren:
+        if kept_for is not None and kept_for.request.id not in self._barren and _fits_in(view, kept_for.request):
             return kept_for, []
         by_rank: dict[int, list[Queue]] = {}
         for group in self.line.groups.values():
             seats = group.kind.seats
-            if seats > room or (seats and kept_for is not None) or backend_id not in group.backends:
+            if seats > view.room or (seats and kept_for is not None) or backend_id not in group.backends:
+                continue
+            if not _fits_in(view, group.any().request):
                 continue
             for lane, queue in group.queues.items():
-                if not (seats and self._at_cap(lane.tenant)) and any(self._is_left(ticket) for ticket in queue):
+                if not (seats and self.at_cap(lane.tenant)) and any(self._is_left(ticket) for ticket in queue):
                     by_rank.setdefault(lane.rank, []).append(queue)
         return None, by_rank[min(by_rank)] if by_rank else []
 
@@ -386,6 +390,10 @@ class Matching:
         if group.down_since_s is not None:
             at_s = min(at_s, now_s + self.policy.down_wait_s)
         self._deadlines.set(("wait", ticket.request.id), at_s)
+
+
+def _fits_in(view: BackendView, request: Request) -> bool:
+    return request.least_seats <= room_for(view, request)  # less than 0 where its model is not resident
 
 
 def _usable(state: BackendState | None) -> bool:

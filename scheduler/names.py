@@ -6,9 +6,10 @@ _PREFIXES = ("registry.ollama.ai/", "library/")
 def canonical(name: str) -> str:
     """One spelling per model: lower case, without Ollama's default registry and namespace, always with a tag.
 
-    Ollama matches names without regard to case and takes a missing tag as `latest`.
+    Ollama matches names without regard to case, takes a missing tag as `latest`, and `:local` behind a name as the wish
+    that it be no cloud model.
     """
-    name = name.strip().lower()
+    name = name.strip().lower().removesuffix(":local")
     for prefix in _PREFIXES:
         name = name.removeprefix(prefix)
     if ":" not in name.rpartition("/")[2]:

@@ -8,6 +8,7 @@ import msgspec
 from scheduler.domain import Backend, Dialect, Engine, Measured, Operation, Prompt, Report
 from scheduler.health import Signal
 from scheduler.memory import GpuMemory
+from scheduler.runner import Runner
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True):
@@ -32,6 +33,9 @@ class Asked(msgspec.Struct, frozen=True, array_like=True):
     prompt: Prompt | None
     max_output_tokens: int | None
     can_name_slot: bool
+    runner: Runner | None = None
+    cloud: bool = False
+    keep_alive_s: float | None = None
 
 
 class TicketWaits(msgspec.Struct, frozen=True, tag="waits"):
@@ -97,6 +101,33 @@ class LeaseOver(msgspec.Struct, frozen=True, tag="over"):
     """Weighted tokens that its tenant is charged on top of those that were told; negative: they are given back."""
 
 
+class LoadBegun(msgspec.Struct, frozen=True, tag="load"):
+    """A proxy has a backend load a model, at once or as soon as nothing runs any more on what it takes the place of.
+
+    Told when that is decided, so that nobody sends anything there that would be in its way.
+    """
+
+    backend_id: str
+    epoch: int
+    model: str
+    """Canonical name."""
+    runner: Runner
+    nonce: str
+    unload: tuple[str, ...] = ()
+    """Models (canonical names) that it takes the place of."""
+    began_s_ago: float = 0.0
+
+
+class LoadOver(msgspec.Struct, frozen=True, tag="load-over"):
+    """A load is over, or was given up before it began."""
+
+    backend_id: str
+    nonce: str
+    loaded: bool
+    detail: str = ""
+    """Why not, in the engine's words; empty: it was given up, nothing failed."""
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """A proxy knows nothing (any more) of the others: each answers with its `Standing`.
 
@@ -113,6 +144,7 @@ class Standing(msgspec.Struct, frozen=True, tag="standing"):
     """Nonces of those whose first byte came."""
     abandoned: tuple[str, ...] = ()
     tickets: tuple[TicketWaits, ...] = ()
+    loads: tuple[LoadBegun, ...] = ()
 
 
 class BackendTold(msgspec.Struct, frozen=True, tag="backend"):
@@ -159,8 +191,29 @@ class LookWanted(msgspec.Struct, frozen=True, tag="look"):
     in_s: float
 
 
+class ListWanted(msgspec.Struct, frozen=True, tag="list"):
+    """Whoever looks after this backend shall read its list of models at once: somebody changed what is on its disk."""
+
+    backend_id: str
+
+
+class ReachedAt(msgspec.Struct, frozen=True, tag="reached"):
+    """Where other proxies of its box reach the one that tells it while the store is away."""
+
+    box: str
+    """The box's id: elsewhere the path is of no use."""
+    path: str
+    """Of its socket."""
+
+
 class PolicySet(msgspec.Struct, frozen=True, tag="policy"):
     """The store has another policy document."""
+
+    version: int
+
+
+class PinsSet(msgspec.Struct, frozen=True, tag="pins"):
+    """The store has another list of pinned models."""
 
     version: int
 
@@ -172,6 +225,8 @@ News = (
     | LeaseStarted
     | LeaseAbandoned
     | LeaseOver
+    | LoadBegun
+    | LoadOver
     | Hello
     | Standing
     | BackendTold
@@ -180,5 +235,8 @@ News = (
     | BackendGone
     | MemorySeen
     | LookWanted
+    | ListWanted
+    | ReachedAt
     | PolicySet
+    | PinsSet
 )

@@ -32,6 +32,7 @@ from scheduler.news import (
     TicketWaits,
 )
 from scheduler.outlook import Outlook
+from scheduler.planner import Planner
 from scheduler.replica import Replica
 from scheduler.seats import Seats
 from scheduler.telling import Telling, request_of
@@ -65,6 +66,7 @@ class Others:
         outlook: Outlook,
         telling: Telling,
         standing: Callable[[float], Standing],
+        planner: Planner,
     ) -> None:
         self._tickets = tickets
         """All open requests, ours too."""
@@ -78,6 +80,7 @@ class Others:
         self._outlook = outlook
         self._telling = telling
         self._standing = standing
+        self._planner = planner
         self._present: frozenset[str] = frozenset()
         self._unsure: set[str] = set()
         """Who told something and is not known to be present."""
@@ -95,12 +98,13 @@ class Others:
             LeaseStarted: self._started,
             LeaseAbandoned: self._abandoned,
             LeaseOver: self._over,
+            **planner.loading.reactions,
         }
 
     # Who is there
 
     def heard(self, owner: str, news: News, now_s: float) -> None:
-        """Another proxy told something. News of other things than leases and tickets change nothing here."""
+        """Another proxy told something. News of other things than leases, tickets and loads change nothing here."""
         reaction = self._reactions.get(type(news))
         if reaction is None:
             return
@@ -145,6 +149,7 @@ class Others:
             self._end(lease, now_s)
         for ticket in [ticket for ticket in self._tickets.values() if ticket.owner == owner]:
             self._drop(ticket, now_s)
+        self._planner.loading.forget(owner, now_s)
         self._heard_s.pop(owner, None)
         self.forgive(owner)
 
@@ -171,6 +176,7 @@ class Others:
             self._abandoned(owner, LeaseAbandoned(nonce), now_s)
         for told in news.tickets:
             self._waits(owner, told, now_s)
+        self._planner.loading.stands(owner, news.loads, now_s)
 
     def _waits(self, owner: str, news: TicketWaits, now_s: float) -> None:
         tried = frozenset(news.tried)
@@ -183,6 +189,8 @@ class Others:
         ticket = Ticket(request, now_s - news.stood_s, tried=tried, admitted=True, owner=owner)
         self._tickets[request.id] = ticket
         self._matching.add(ticket, now_s)
+        if known is None:
+            self._planner.asked(request, now_s)
 
     def _gone(self, owner: str, news: TicketGone, now_s: float) -> None:
         ticket = self._tickets.get(news.request_id)
@@ -195,6 +203,8 @@ class Others:
             if news.slot is None:
                 self._outlook.unname(known, now_s)
             return
+        if news.request.id not in self._tickets:
+            self._planner.asked(request_of(news.request, now_s), now_s)
         self._take_turn(owner, news, now_s)
         state = self._replica.get(news.backend_id)
         if state is not None and news.epoch < state.backend.epoch:
@@ -245,7 +255,7 @@ class Others:
     def compare(self, event: OccupancyReported, now_s: float) -> None:
         """The store told how many seats the others hold. If that is not what they told, time and again, ask them."""
         state = self._replica.get(event.backend_id)
-        if state is None or self._telling.alone:
+        if state is None or self._telling.alone or event.kept:
             return
         before = since = 0
         for lease in self._ledger.at(event.backend_id):
@@ -266,7 +276,7 @@ class Others:
     def give_turn(self, ticket: Ticket, decision: Decision, now_s: float) -> None:
         """It is the turn of another proxy's ticket: its seats are kept for it a moment. It stands aside already."""
         state = self._replica.get(decision.ranking[0].backend_id)
-        if state is None or not ticket.request.seats:
+        if state is None or not ticket.request.seats or state.seats_kept:  # what is free is for us alone
             self._set_aside(ticket, now_s)
             return
         nonce = f"turn {ticket.request.id}"

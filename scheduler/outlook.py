@@ -10,19 +10,23 @@ from math import inf
 import msgspec
 
 from scheduler.case import Case
-from scheduler.domain import Backend, BackendView, Candidate, Engine, Measured, Request, SlotState
+from scheduler.domain import Backend, BackendView, Candidate, Engine, Measured, Request, Residency, SlotState
 from scheduler.endings import Endings
 from scheduler.estimates import Estimates
 from scheduler.leases import Lease, Ledger, Work
+from scheduler.load_times import LoadTimes
 from scheduler.loads import Loads
 from scheduler.mirror import Mirror
 from scheduler.naming import Naming
 from scheduler.policy import Policy
 from scheduler.priors import rates_for
+from scheduler.residencies import loads
 from scheduler.returns import Returns
+from scheduler.runner import shares
 from scheduler.slot_contents import Reuse
 from scheduler.slot_rules import choose
 from scheduler.slot_shares import SlotShares
+from scheduler.uses import Uses
 
 RETURNED = 0.9
 """Who reuses this share of what a slot holds came back for it."""
@@ -59,6 +63,8 @@ class Outlook:
     def __init__(self, ledger: Ledger, estimates: Estimates | None = None) -> None:
         self.estimates = estimates or Estimates()
         self.loads = Loads()
+        self.load_times = LoadTimes()
+        self.uses = Uses()
         self.returns = Returns()
         self._ledger = ledger
         self._mirrors: dict[str, dict[str, Mirror]] = {}
@@ -246,17 +252,11 @@ class Outlook:
         if candidate.slot is not None:
             self.naming.reserve(lease, candidate.slot)
 
-    def granted(
-        self, lease: Lease, view: BackendView, request: Request, now_s: float, views: Iterable[BackendView] = ()
-    ) -> None:
-        """The claim was granted, to us or to another proxy: the request is on its way to the engine.
-
-        `views`: of the whole fleet.
-        """
+    def granted(self, lease: Lease, view: BackendView, request: Request, now_s: float) -> None:
+        """The claim was granted, to us or to another proxy: the request is on its way to the engine."""
         work, backend = lease.work, view.backend
         if work is None:
             return
-        self.loads.begun(view, request.model, now_s, views)
         self.naming.unreserve(backend.id, lease.nonce)
         mirror = self.mirror(backend, request.model)
         any_slot = self.naming.engine_chooses(backend.id) or not view.names_slots
@@ -317,12 +317,11 @@ class Outlook:
     def gone(self, lease: Lease, now_s: float) -> None:
         """A lease is no more. What its slot holds is not known, unless its answer was complete."""
         self.naming.unreserve(lease.backend_id, lease.nonce)
+        self.uses.ended(lease.backend_id, lease.model, now_s)
         if lease.work is None or lease.granted_s == inf:
             return
         for mirror in self._mirrors.get(lease.backend_id, {}).values():
             mirror.dropped(lease.nonce, now_s, answered=lease.committed)
-        if lease.model is not None and lease.work.first_byte_s == inf:
-            self.loads.release(lease.backend_id, lease.model)
         self.naming.gone(lease.backend_id, lease.nonce)
 
     # What becomes of backends
@@ -341,13 +340,21 @@ class Outlook:
             return True
         return self.mirror(backend, None).report(slots, asked_at_s)
 
-    def loaded(self, backend: Backend, models: set[str], asked_at_s: float) -> None:
+    def loaded(self, backend: Backend, residencies: Iterable[Residency], asked_at_s: float) -> None:
         """A look showed these models loaded; what an Ollama held of others is gone."""
-        self.loads.seen(backend.id, models, asked_at_s)
-        if backend.engine is Engine.OLLAMA:
+        residencies = tuple(residencies)
+        self.loads.seen(backend.id, [residency.model for residency in residencies], asked_at_s)
+        if loads(backend):
             for model, mirror in self._mirrors.get(backend.id, {}).items():
-                if model not in models and mirror.idle() == backend.slots:  # else it is being loaded
+                is_there = any(shares(model, residency, backend) for residency in residencies)
+                if not is_there and mirror.idle() == backend.slots:  # else it is used, whatever the look shows
                     mirror.clear()
+
+    def reloaded(self, backend: Backend, residency: Residency) -> None:
+        """A model was loaded: its slots are empty, under whatever name."""
+        for model, mirror in self._mirrors.get(backend.id, {}).items():
+            if shares(model, residency, backend) and mirror.idle() == backend.slots:
+                mirror.clear()
 
     def resized(self, backend_id: str) -> None:
         """An engine has other slots than we thought: what runs on which of them, and what they hold, is not known."""
@@ -366,12 +373,14 @@ class Outlook:
         self.slot_shares.void(backend_id)
         self.naming.void(backend_id)
         self.loads.void(backend_id)
+        self.uses.void(backend_id)
 
     def left(self, backend_id: str) -> None:
         """A backend is gone for good."""
         self.void(backend_id)
         self.loads.left(backend_id)
         self.estimates.forget(backend_id)
+        self.load_times.forget(backend_id)
 
 
 def _named(request: Request) -> str:

@@ -84,6 +84,8 @@ class BackendPicture(msgspec.Struct, frozen=True):
     pairs: tuple[PairPicture, ...] = ()
     tenants: tuple[tuple[int, str], ...] = ()
     """Who used each slot last: see `slot_shares`."""
+    load_times: tuple[tuple[str, MeanPicture], ...] = ()
+    """How long loading takes, by model: see `load_times`."""
 
 
 class ReturnsPicture(msgspec.Struct, frozen=True):

@@ -41,6 +41,7 @@ class Pictures:
                 tuple([each.picture(model, now_s, since_s) for model, each in mirrors[state.backend.id].items()]),
                 estimates.pairs(state.backend.id, now_s),
                 self._outlook.slot_shares.picture(state.backend.id),
+                self._outlook.load_times.picture(state.backend.id),
             )
             for state in states
         ]
@@ -79,6 +80,7 @@ class Pictures:
             if _fits(picture, backend):
                 self._outlook.mirror(backend, picture.model or None).restore(picture, now_s)
         self._outlook.slot_shares.restore(backend.id, told.tenants)
+        self._outlook.load_times.restore(backend.id, told.load_times)
         self._outlook.estimates.restore_pairs(backend.id, told.pairs, now_s)
         self._replica.touch(backend.id)
         return told

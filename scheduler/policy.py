@@ -20,9 +20,24 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     active_ms: Amount = 20.0
     """Cost of each seat in use at a backend: spreads what nothing else separates."""
     load_ms: Amount = 5000.0
-    """Cost of a model that must be loaded first: an 8B Q4 model out of the page cache onto a GPU."""
+    """Time that loading a model takes, until one was seen: an 8B Q4 model out of the page cache onto a GPU."""
+    demand_window_s: Window = 60.0
+    """How far back the planner of loads looks at what was asked for."""
+    residence_s: Amount = 10.0
+    """How long a model that is asked for stays loaded at least, before another one may take its place."""
+    residence_loads: Amount = 4.0
+    """The same as a multiple of the time that loading takes: with 4, at most a fifth of a card's time goes into
+    loads."""
+    idle_residence_s: Amount = 2.0
+    """How long nothing has run on a model that is asked for, before another one may take its place even earlier."""
+    copy_gain: Amount = 1.5
+    """How many times as much must be asked for of a model than of the one whose place a further copy of it takes; and
+    how many times the load the wait must take that the copy is to end."""
+    load_retry_s: Amount = 5.0
+    """Pause before a load that failed is tried there again; doubles up to 16 times as much. Requests that have no other
+    backend are refused meanwhile."""
     suspect_ms: Amount = 10_000.0
-    """Cost of a backend that failed lately. Above `load_ms` and 64 active seats: used when nothing else has room."""
+    """Cost of a backend that failed lately. Above 64 active seats: used when nothing else has room."""
     cooling_ms: Amount = 20_000.0
     """Cost of a backend that failed just now, where the panic rule lets it through at all."""
     failures_until_down: Count = 3

@@ -7,10 +7,12 @@ changed (`touch`), since most events change one of many.
 from collections import deque
 from math import inf
 
-from scheduler.domain import Backend, BackendView, Engine, Report, Residency, SlotState, Snapshot
+from scheduler.domain import Backend, BackendView, Engine, Report, SlotState, Snapshot
 from scheduler.health import Life
 from scheduler.leases import ENDED_KEPT, Lease, Ledger
 from scheduler.reconcile import read
+from scheduler.residencies import loads
+from scheduler.residency_book import ResidencyBook
 
 
 class BackendState:
@@ -28,6 +30,8 @@ class BackendState:
         self.cooling_firm = False
         self.seats_unknown = 0
         """Seats that other proxies hold by what the store told, beyond the leases that we heard of."""
+        self.seats_kept = 0
+        """As in `BackendView`."""
         self.elsewhere_asked_s = -inf
         """When the store was asked for that."""
         self.unaccounted = False
@@ -48,7 +52,11 @@ class BackendState:
         self.unexplained_least = 0
         """What of that stays when every doubt is resolved in our favour."""
         self.slots: tuple[SlotState, ...] = ()
-        self.residencies: tuple[Residency, ...] = ()
+        self.book = ResidencyBook()
+        """What is loaded there."""
+        self.loading = ""
+        self.closing: frozenset[str] = frozenset()
+        """As in `BackendView`; kept by the planner of loads."""
         self.last_used_s = -inf
         self.held_for = ""
         self.deferred = 0
@@ -60,8 +68,8 @@ class BackendState:
 
     @property
     def reports_slots(self) -> bool:
-        """Whether reports tell which slots are busy."""
-        return self.backend.slot_source == "slots"
+        """Whether reports tell how many slots are busy."""
+        return self.backend.slot_source in {"slots", "children"}
 
     @property
     def usable(self) -> bool:
@@ -95,12 +103,12 @@ class BackendState:
         self.strikes = 0
         self.cooling_until_s = -inf
         self.cooling_firm = False
-        self.seats_unknown = self.elsewhere_explains = self.elsewhere_recent = 0
+        self.seats_unknown = self.seats_kept = self.elsewhere_explains = self.elsewhere_recent = 0
         self.unaccounted = False
         self.elsewhere_ended.clear()
         self.unexplained = self.unexplained_least = 0
         self.slots = ()
-        self.residencies = ()
+        self.book.clear()
         self.deferred = 0
         self.slots_doubted = ""
         self.reported_s = -inf
@@ -156,7 +164,7 @@ class BackendState:
         self.reported_s = now_s
         self.slots = report.slots
         self.deferred = report.deferred or 0
-        self.residencies = report.residencies
+        self.book.reported(report, self.backend, now_s, loading=bool(self.loading))
         self.elsewhere_explains = self.elsewhere_recent
         self.elsewhere_recent = self.seats_unknown
         if report.busy_slots is None:
@@ -166,7 +174,8 @@ class BackendState:
         ended = ledger.ended_after(backend_id, report.asked_at_s)
         ledger.forget_ended(backend_id, report.asked_at_s)
         busy = report.busy_slots + (report.deferred or 0)
-        reading = read(busy, report.asked_at_s, ledger.at(backend_id), ended or (), self.seats_unknown, report.slots)
+        slots = report.slots or [slot for residency in report.residencies for slot in residency.slots]
+        reading = read(busy, report.asked_at_s, ledger.at(backend_id), ended or (), self.seats_unknown, slots)
         if ended is not None:
             self.unexplained_least = max(0, reading.unexplained - reading.doubtful - reading.doubtful_ended)
             self.unexplained = max(self.unexplained_least, reading.unexplained - reading.doubtful_ended)
@@ -177,22 +186,28 @@ class BackendState:
         if self.report_asked_s < lease.granted_s <= self.reported_s:
             self.unexplained = max(self.unexplained_least, self.unexplained - lease.seats)
 
-    def view(self, seats_leased: int, seats_known: int = 0) -> BackendView:
-        """The backend as a decision sees it; `seats_known`: of other proxies, as they told."""
+    def view(self, ledger: Ledger) -> BackendView:
+        """The backend as a decision sees it."""
+        backend_id = self.backend.id
         return BackendView(
             self.backend,
             self.life.health,
-            seats_leased,
-            seats_known + self.seats_unknown,
+            ledger.seats(backend_id),
+            ledger.seats_elsewhere(backend_id) + self.seats_unknown,
             self.foreign_busy,
-            self.residencies,
+            self.book.residencies,
             self.slots,
             self.last_used_s,
             self.cooling_until_s,
             self.cooling_firm,
             self.life.draining,
+            self.loading,
             self.names_slots,
             self.held_for,
+            self.closing,
+            ledger.seats_by_model(backend_id) if loads(self.backend) else {},
+            self.backend.max_loaded or self.book.most,
+            self.seats_kept,
         )
 
     def _cool(self, until_s: float, *, firm: bool) -> None:
@@ -218,6 +233,11 @@ class Replica:
     def states(self) -> list[BackendState]:
         """All of them."""
         return list(self._states.values())
+
+    @property
+    def any_loads(self) -> bool:
+        """Whether there is an engine that loads models by itself."""
+        return any(loads(state.backend) for state in self._states.values())
 
     def join(self, backend: Backend) -> BackendState:
         """A new backend."""
@@ -252,8 +272,7 @@ class Replica:
         return Snapshot(now_s, self.views())
 
     def _view(self, state: BackendState) -> BackendView:
-        backend_id = state.backend.id
-        return state.view(self.ledger.seats(backend_id), self.ledger.seats_elsewhere(backend_id))
+        return state.view(self.ledger)
 
     def _refresh(self) -> None:
         if self._changed:

@@ -10,13 +10,14 @@ Backends that failed it are avoided, then, when none is left, allowed again afte
 OVERLOADED are no failures: the engine asked for a pause, which it gets, and the request's deadline bounds how often.
 """
 
+from collections.abc import Callable
 from math import inf, nextafter
 
 import msgspec
 
 from scheduler import events
 from scheduler.admission import Admission, may_wait
-from scheduler.domain import Decision, Failure, Measured, Outcome, Rejection
+from scheduler.domain import Decision, Failure, Measured, Outcome, Rejection, Request
 from scheduler.effects import Cancel, Dispatch, Effect
 from scheduler.facts import NOT_NOW, Facts
 from scheduler.leases import Lease, LeaseState
@@ -24,6 +25,7 @@ from scheduler.matching import Matching
 from scheduler.outlook import Outlook
 from scheduler.policy import Policy
 from scheduler.replica import Replica
+from scheduler.residencies import runs_on, told_runner
 from scheduler.retries import RetryBudget
 from scheduler.seats import Seats
 from scheduler.telling import Telling
@@ -54,6 +56,7 @@ class Requests:
         outlook: Outlook,
         telling: Telling,
         effects: list[Effect],
+        asked: Callable[[Request, float], None] = lambda _request, _now_s: None,
     ) -> None:
         self.policy = policy
         self.now_s = -inf
@@ -69,6 +72,8 @@ class Requests:
         self._outlook = outlook
         self._telling = telling
         self._effects = effects
+        self._asked = asked
+        """Is told each request that comes."""
         self._budget = RetryBudget(policy.retry_window_s)
         self._order = -inf
         """Of the latest arrival."""
@@ -91,6 +96,7 @@ class Requests:
             self.reject(ticket, Rejection.SHUTTING_DOWN, "slotgate is shutting down", self.policy.retry_after_min_s)
             return
         self._budget.arrived(self.now_s)
+        self._asked(request, self.now_s)
         self._place(ticket)
 
     def _place(self, ticket: Ticket) -> None:
@@ -142,8 +148,9 @@ class Requests:
             slot = lease.work.slot if lease.work is not None else None
             ticket.charged = lease.charged
             self._matching.charge(ticket.request, ticket.charged)
+        runner = told_runner(self._replica.view(ticket.backend_id), ticket.request)
         self._effects.append(
-            Dispatch(ticket.request.id, ticket.backend_id, nonce, ticket.decision, ticket.attempts, seats, slot)
+            Dispatch(ticket.request.id, ticket.backend_id, nonce, ticket.decision, ticket.attempts, seats, slot, runner)
         )
 
     def claim_granted(self, event: events.ClaimGranted) -> None:
@@ -159,13 +166,13 @@ class Requests:
             return
         ticket.slot_refusals = 0
         state = self._replica.get(lease.backend_id)
-        if state is not None and state.usable:
+        if state is not None and state.usable and runs_on(self._replica.view(lease.backend_id), ticket.request):
             named = lease.work.slot if lease.work is not None else None
             self._facts.granted(lease, ticket.request, self.now_s)
             self._telling.granted(lease, named, self.now_s)
             self._dispatch(ticket, lease.nonce)
             return
-        # It went down, or is drained, while the store was asked.
+        # It went down, is drained, or has the model no more, while the store was asked.
         self._seats.give_back(lease, self.now_s, charge=-lease.charged)
         self._place(ticket)
 

@@ -12,6 +12,7 @@ from scheduler.leases import Lease, LeaseState, Ledger
 from scheduler.outlook import Outlook
 from scheduler.policy import Policy
 from scheduler.replica import Replica
+from scheduler.residencies import room_for
 from scheduler.telling import Telling
 
 _ANY = Policy()
@@ -78,7 +79,7 @@ class Seats:
         """A lease of as many seats as the request would get now."""
         seats = request.seats
         if request.divisible:
-            seats = min(seats, self._replica.view(backend.id).room)
+            seats = min(seats, room_for(self._replica.view(backend.id), request))
         return Lease(
             nonce, request.id, backend.id, backend.epoch, seats, request.model, now_s,
             streams=request.stream, owner=owner, request=request,

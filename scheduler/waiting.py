@@ -14,6 +14,7 @@ import msgspec
 
 from scheduler.domain import Decision, Engine, Operation, Request
 from scheduler.leases import Lease
+from scheduler.runner import Runner
 
 PRIORITIES = ("high", "normal", "low")
 """Classes, the first goes first. A request of a higher class never waits for one of a lower class."""
@@ -82,6 +83,8 @@ class Kind(NamedTuple):
     engines: frozenset[Engine]
     seats: int
     tried: frozenset[str]
+    runner: Runner | None = None
+    cloud: bool = False
 
 
 class Lane(NamedTuple):
@@ -153,6 +156,8 @@ class WaitingLine:
         """Seats that all waiting tickets need at least."""
         self.overdue: dict[str, Ticket] = {}
         """Tickets for several seats that are overtaken no more, by request id."""
+        self.newest: Ticket | None = None
+        """Added last; whoever looks takes it away."""
         self._tenants: dict[str, int] = {}
         self._length = 0
 
@@ -194,6 +199,7 @@ class WaitingLine:
         if queue is None:
             queue = group.queues[lane] = Queue(lane)
         queue.push(ticket)
+        self.newest = ticket
         self._length += 1
         self.seats += kind.seats
         self._tenants[lane.tenant] = self._tenants.get(lane.tenant, 0) + 1
@@ -225,7 +231,10 @@ def rank_of(priority: str) -> int:
 def kind_of(ticket: Ticket) -> Kind:
     """The kind of a ticket; fixed while it waits."""
     request = ticket.request
-    return Kind(request.model, request.operation, request.engines, request.least_seats, ticket.tried)
+    return Kind(
+        request.model, request.operation, request.engines, request.least_seats, ticket.tried, request.runner,
+        request.cloud,
+    )  # fmt: skip
 
 
 def lane_of(ticket: Ticket) -> Lane:

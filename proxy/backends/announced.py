@@ -122,7 +122,8 @@ def _shorter(announced: Announced) -> Iterator[Announced]:
     props = {key: value for key, value in facts.props.items() if key not in _PRIVATE}
     if props.get("chat_template") == facts.chat_template:
         del props["chat_template"]  # said once
-    yield having(props=props)
+    # digests cannot be packed, so what a model is loaded from is said once too: by the backend
+    yield having(props=props, models=tuple([msgspec.structs.replace(model, weights="") for model in facts.models]))
     log.warning("what the engine says of itself is too long for the registry: shortened", backend=announced.name)
     yield having(props={key: value for key, value in props.items() if key in _NEEDED})
     yield having(models=tuple([msgspec.structs.replace(model, listing={}) for model in facts.models]))
@@ -132,6 +133,15 @@ def _shorter(announced: Announced) -> Iterator[Announced]:
     models = sorted(announced.backend.models)
     while models:
         models = models[: len(models) // 2]
-        sizes = {name: size for name, size in announced.backend.model_bytes.items() if name in models}
-        backend = msgspec.structs.replace(announced.backend, models=frozenset(models), model_bytes=sizes)
+        backend = _with_models(announced.backend, frozenset(models))
         yield msgspec.structs.replace(announced, facts=facts, backend=backend)
+
+
+def _with_models(backend: Backend, models: frozenset[str]) -> Backend:
+    """The same with these models only."""
+    by_model = {
+        field: {name: value for name, value in getattr(backend, field).items() if name in models}
+        for field in ("model_bytes", "contexts", "most_context", "weights")
+    }
+    embeds_only = backend.embeds_only & models
+    return msgspec.structs.replace(backend, models=models, embeds_only=embeds_only, **by_model)

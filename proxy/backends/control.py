@@ -23,12 +23,14 @@ KEEPALIVE_EXPIRY_S = 4.0
 class ProbeError(Exception):
     """A question got no answer, or a bad one; the message is one line for `status`."""
 
-    def __init__(self, message: str, *, refused: bool = False, loading: bool = False) -> None:
+    def __init__(self, message: str, *, refused: bool = False, loading: bool = False, another: bool = False) -> None:
         super().__init__(message)
         self.refused = refused
         """Nobody listens there."""
         self.loading = loading
         """The engine is alive and loads its model."""
+        self.another = another
+        """Another engine than the one that was meant answers there."""
 
 
 class ControlAnswer(msgspec.Struct, frozen=True):

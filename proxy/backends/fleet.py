@@ -15,6 +15,7 @@ import structlog
 from proxy.backends import orphans
 from proxy.backends.announce import Announcer
 from proxy.backends.boxes import Box, this_box
+from proxy.backends.cloud_choice import CloudChoice
 from proxy.backends.embedded import gpus_listed
 from proxy.backends.gpu_memory import GpuMemorySampler, Occupant
 from proxy.backends.gpus import Discovery, discover_async
@@ -27,15 +28,19 @@ from proxy.backends.statedir import StateDir
 from proxy.backends.supervisor import Timing
 from proxy.backends.watcher import Cadence
 from proxy.config import BackendConfig
+from proxy.config_section import keep_alive_s
 from proxy.dialects.facts import EngineFacts
 from proxy.endpoint import Endpoint, Gate
 from proxy.store.keys import record_ttl_ms
 from proxy.store.records import BackendListing, BackendRecord
+from proxy.tasks import Tasks
 from scheduler.events import Event
-from scheduler.news import Hello, LookWanted
+from scheduler.news import Hello, ListWanted, LookWanted
 
 log = structlog.get_logger("slotgate.fleet")
 
+SHIPPED_KEEP_ALIVE_S = 300.0
+"""What an Ollama does with models that nobody told it how long to keep (envconfig/config.go, KeepAlive, 0.33)."""
 RESTART_GRACE_S = 10.0
 
 
@@ -81,11 +86,14 @@ class Fleet:
         """Who listens to what this proxy tells of its backends, and hears of others'."""
         self.discovery = Discovery()
         self._configs = list(configs)
+        self._tasks = Tasks()
         self._state_dir = StateDir(state_dir)
         self._around = Surroundings(self._state_dir, self._emit, self._flush, cadence, timing, clock)
         self._nvml = nvml
         self._members: dict[str, Member] = {}
+        self._keep_alive_s: dict[str, float] = {}
         self._sampler: GpuMemorySampler | None = None
+        self._cloud = CloudChoice((), None)
         self.own = Own(self._members)
         """The backends of this proxy only: what a gate lets others in to."""
         self._announcer = Announcer(self.own, self.box, gate, clock)
@@ -113,7 +121,11 @@ class Fleet:
                 self.discovery = await self._discover(programs)
             cores = await asyncio.to_thread(usable_cores)
             placements = place(self._configs, programs, self.discovery, cores)
+            chosen = next((placement.name for placement in placements if placement.config.cloud), None)
+            self._cloud = CloudChoice([placement.name for placement in placements], chosen)
             for placement in placements:
+                if placement.config.url is None:
+                    self._keep_alive_s[placement.name] = keep_alive_s(placement.config.keep_alive)
                 self._members[placement.name] = Member(placement, self._around)
             await asyncio.to_thread(self._foresee_endpoints)
         except BaseException:
@@ -126,6 +138,7 @@ class Fleet:
 
     async def stop(self, grace_s: float) -> None:
         """End all managed engines: SIGTERM, connections closed, SIGKILL after the grace. Call it when drained."""
+        await self._tasks.close()
         if self._sampler is not None:
             await self._sampler.close()
         results = await asyncio.gather(
@@ -159,6 +172,23 @@ class Fleet:
         else:
             self._remote.look(backend_id, at_s)
 
+    def loaded_by_default(self, backend_id: str, model: str) -> None:
+        """A model was just loaded by a request that said no context: the next look shows the engine's default.
+
+        Another proxy's backend, or an unknown one: nothing happens.
+        """
+        if member := self._members.get(backend_id):
+            member.loaded_by_default(model)
+
+    async def list_models(self, backend_id: str) -> None:
+        """Read the list of models of a backend now: what is on its disk was changed. Returns when that is done, or, for
+        one that another proxy looks after, when that one was asked to. A backend that does not answer is left alone.
+        """
+        if member := self._members.get(backend_id):
+            await member.list_models()
+        else:
+            self._remote.list_models(backend_id)
+
     async def restart(self, backend_id: str, grace_s: float = RESTART_GRACE_S) -> None:
         """Start a managed backend anew, also one whose restart budget is spent.
 
@@ -169,6 +199,10 @@ class Fleet:
         if backend_id in self._remote:
             raise ValueError(f"{backend_id} belongs to the proxy {self._remote.owner(backend_id)}: restart it there")
         await self._members[backend_id].restart(grace_s)
+
+    def keep_alive_s(self, backend_id: str) -> float:
+        """Seconds that an idle model stays loaded there; below 0: for ever. As shipped, where we did not start it."""
+        return self._keep_alive_s.get(backend_id, SHIPPED_KEEP_ALIVE_S)
 
     def status(self) -> list[MemberStatus]:
         """All backends: this proxy's in the order of the configuration, then those of others by name."""
@@ -189,12 +223,15 @@ class Fleet:
         """Take in the registry; see `RemoteFleet.refresh`."""
         self._remote.refresh(listing, proxies, up=up)
 
-    def hear(self, owner: str, news: BackendNews | LookWanted | Hello) -> None:
+    def hear(self, owner: str, news: BackendNews | LookWanted | ListWanted | Hello) -> None:
         """Take in what another proxy tells of its backends, wants to be looked at, or has to be told of ours."""
         match news:
             case LookWanted():
                 if (name := self._announcer.local_id(news.backend_id)) is not None:
                     self._members[name].look(self._around.clock() + news.in_s)
+            case ListWanted():
+                if (name := self._announcer.local_id(news.backend_id)) is not None:
+                    self._tasks.start(self._members[name].list_models(), f"list of models of {name}")
             case Hello():
                 for each in self._announcer.retold():
                     self.outside.tell(each)
@@ -203,9 +240,10 @@ class Fleet:
 
     def _emit(self, event: Event) -> None:
         """A fact about a backend of this proxy: for the others, and for the scheduler."""
-        for news in self._announcer.take(event):
-            self.outside.tell(news)
-        self.outside.emit(event)
+        for told in self._cloud.take(event):
+            for news in self._announcer.take(told):
+                self.outside.tell(news)
+            self.outside.emit(told)
         if (records := self._announcer.changed_records()) is not None:
             self.announce(records)
 

@@ -9,16 +9,13 @@ from typing import Any
 import msgspec
 import structlog
 
-from proxy.backends.control import Control
-from proxy.backends.detect import detect
 from proxy.backends.launch import LaunchSpec, Places, launch_spec, loopback, model_name
 from proxy.backends.placement import Placement
 from proxy.backends.probes import Probe
-from proxy.backends.probes.llama_server import LlamaServerProbe
-from proxy.backends.probes.ollama import OllamaProbe
+from proxy.backends.probing import OwnProcess, Probing
 from proxy.backends.statedir import StateDir, StateDirError
 from proxy.backends.supervisor import State, Supervisor, Timing
-from proxy.backends.verify import assumed_slots, make_backend
+from proxy.backends.verify import make_backend
 from proxy.backends.watcher import Cadence, Subject, Watcher
 from proxy.config_text import masked_flags, masked_variables
 from proxy.dialects.facts import EngineFacts
@@ -53,6 +50,8 @@ class MemberStatus(msgspec.Struct, frozen=True):
     running_limit: int | None = None
     slot_context_tokens: int | None = None
     slot_source: str = "leases"
+    slot_source_why: str = ""
+    """Why that one, in a sentence without its full stop; empty: it goes without saying."""
     busy_slots: int | None = None
     deferred: int | None = None
     wanted: tuple[str, ...] = ()
@@ -96,6 +95,7 @@ class Member:
         self._backend: Backend | None = None
         self._facts: EngineFacts | None = None
         self._readiness: tuple[Endpoint, Probe] | None = None
+        self._probing = Probing(placement, around.cadence)
         config = placement.config
         self._supervisor: Supervisor | None = None
         if config.url is not None:
@@ -170,6 +170,15 @@ class Member:
         """The file with the API key that slotgate made for it; empty: it made none."""
         made = self._supervisor is not None and self._endpoint is not None and self._endpoint.headers
         return str(self._around.state_dir.key_path(self.name)) if made else ""
+
+    def loaded_by_default(self, model: str) -> None:
+        """See `Probing.loaded_by_default`."""
+        self._probing.loaded_by_default(model)
+
+    async def list_models(self) -> None:
+        """See `Watcher.list_models`."""
+        if self._watcher is not None:
+            await self._watcher.list_models()
 
     def look(self, at_s: float) -> None:
         """See `Watcher.look`; nothing to look at while the process is not ready."""
@@ -279,7 +288,7 @@ class Member:
     async def _is_ready(self, spec: LaunchSpec) -> bool:
         if self._readiness is None or self._readiness[0] != spec.endpoint:
             await self._close_readiness()
-            self._readiness = (spec.endpoint, self._probe(spec.engine, spec.endpoint))
+            self._readiness = (spec.endpoint, self._probing.of(spec.engine, spec.endpoint, self._own_process()))
         is_ready = await self._readiness[1].ready()
         if is_ready:
             await self._close_readiness()
@@ -291,30 +300,13 @@ class Member:
             await probe.close()
 
     async def _open_probe(self) -> Probe:
-        """A probe that fits the engine.
+        """A probe that fits the engine; ProbeError: which engine it is cannot be told."""
+        return await self._probing.open(self.endpoint, self._own_process())
 
-        Raises:
-            ProbeError: which engine it is cannot be told.
-        """
-        program, config = self._placement.program, self._placement.config
-        if program is not None:
-            return self._probe(program.engine, self.endpoint)
-        if config.engine != "auto":
-            return self._probe(Engine(config.engine), self.endpoint)
-        control = Control(self.endpoint, self._around.cadence.timeout_s)
-        try:
-            return self._probe(await detect(control), self.endpoint)
-        finally:
-            await control.close()
-
-    def _probe(self, engine: Engine, endpoint: Endpoint) -> Probe:
-        cadence, config = self._around.cadence, self._placement.config
-        if engine is Engine.LLAMA_SERVER:
-            return LlamaServerProbe(Control(endpoint, cadence.timeout_s))
-        context = config.context_tokens if config.url is None else None
-        control = Control(endpoint, cadence.slow_timeout_s)
-        slots = assumed_slots(config, engine)
-        return OllamaProbe(control, slots=slots, slot_context_tokens=context, describe_every_s=cadence.describe_s)
+    def _own_process(self) -> OwnProcess | None:
+        if self._supervisor is None or self._supervisor.spec is None:
+            return None
+        return OwnProcess(self._supervisor.pid, self._supervisor.spec.env)
 
     def status(self) -> MemberStatus:
         """Everything that an operator may want to see."""
@@ -342,6 +334,7 @@ class Member:
             running_limit=backend.running_limit if backend else None,
             slot_context_tokens=facts.slot_context_tokens if facts else None,
             slot_source=backend.slot_source if backend else "leases",
+            slot_source_why=self._slot_source_why(),
             busy_slots=look.busy_slots if look else None,
             deferred=look.deferred if look else None,
             wanted=_wanted(spec),
@@ -351,6 +344,13 @@ class Member:
             last_error=(watcher.last_error if watcher else "") or (supervisor.last_error if supervisor else ""),
             looked_s_ago=None if watched_s == float("-inf") else self._around.clock() - watched_s,
         )
+
+    def _slot_source_why(self) -> str:
+        look = self._watcher.last_look if self._watcher else None
+        source = self._backend.slot_source if self._backend else ""
+        if source == "children" and look is not None and not look.residencies:
+            return "no model is loaded"
+        return self.facts.slot_source_why if self.facts else ""
 
     def _engine_wanted(self) -> str:
         program, config = self._placement.program, self._placement.config

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import msgspec
 
+from proxy.backends.processes import ProcessTable
+
 MARKER = "SLOTGATE_BACKEND"
 """Environment variable of every process that slotgate starts: `<id of the state directory>/<backend>`."""
 
@@ -28,11 +30,8 @@ class ProcessRecord(msgspec.Struct, frozen=True):
 
 def start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since boot; None if there is none (or only its corpse)."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if fields[0] not in {"Z", "X"}:
-            return int(fields[19])
-    return None
+    process = ProcessTable().process(pid)
+    return None if process is None else process.started
 
 
 def record(pid: int) -> ProcessRecord | None:

@@ -102,6 +102,11 @@ class RemoteFleet:
         if member := self._members.get(self._names.get(backend_id, "")):
             member.look(at_s)
 
+    def list_models(self, backend_id: str) -> None:
+        """Ask the owner to read the list of models."""
+        if member := self._members.get(self._names.get(backend_id, "")):
+            member.list_models()
+
     def owner(self, backend_id: str) -> str:
         """The proxy that looks after a backend.
 

@@ -20,7 +20,7 @@ from proxy.endpoint import Endpoint, is_local
 from scheduler.domain import Backend, Report
 from scheduler.events import BackendChanged, BackendLeft, BackendReported, BackendSignalled, Event, GpuReported
 from scheduler.health import Signal
-from scheduler.news import BackendMoved, BackendSeen, BackendTold, LookWanted, MemorySeen, News
+from scheduler.news import BackendMoved, BackendSeen, BackendTold, ListWanted, LookWanted, MemorySeen, News
 
 log = structlog.get_logger("slotgate.remote")
 
@@ -189,6 +189,10 @@ class RemoteMember:
         self._look_wanted_s = at_s
         self._outside.tell(LookWanted(self.announced.backend.id, at_s - now_s))
 
+    def list_models(self) -> None:
+        """Ask the owner to read its list of models; what it finds comes with its record."""
+        self._outside.tell(ListWanted(self.announced.backend.id))
+
     def leave(self) -> None:
         """It is gone for good."""
         self._outside.flush(self.name)
@@ -215,6 +219,7 @@ class RemoteMember:
             running_limit=backend.running_limit,
             slot_context_tokens=facts.slot_context_tokens if facts else None,
             slot_source=backend.slot_source,
+            slot_source_why=facts.slot_source_why if facts else "",
             busy_slots=report.busy_slots if report else None,
             deferred=report.deferred if report else None,
             last_error=error or self.problem,

@@ -178,13 +178,13 @@ class StateDir:
             found = msgspec.json.decode((self.path / "run" / f"{name}.pid").read_bytes(), type=PidFile)
         except (OSError, msgspec.MsgspecError):
             return PidFile()
-        return found if found.boot == _boot_id() else PidFile(epoch=found.epoch)
+        return found if found.boot == boot_id() else PidFile(epoch=found.epoch)
 
     def write_pid_file(self, name: str, content: PidFile) -> None:
         """Replace a backend's pid file; it is never half written."""
         path = self.path / "run" / f"{name}.pid"
         temporary = path.with_suffix(".pid.new")
-        temporary.write_bytes(msgspec.json.encode(msgspec.structs.replace(content, boot=_boot_id())))
+        temporary.write_bytes(msgspec.json.encode(msgspec.structs.replace(content, boot=boot_id())))
         temporary.replace(path)
 
     def pid_files(self) -> dict[str, PidFile]:
@@ -218,7 +218,8 @@ def engine_key(path: str) -> str:
     return found if re.fullmatch(r"[\w-]{43}", found, re.ASCII) else ""
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """What this machine is known by until it is started again; empty: it does not tell."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""

@@ -14,7 +14,7 @@ import msgspec
 import structlog
 
 from proxy.backends.control import ProbeError
-from proxy.backends.probes import Description, Look, Probe
+from proxy.backends.probes import CHILD_SPACING_S, Description, Look, Probe
 from proxy.backends.verify import make_backend, mismatches
 from proxy.config import BackendConfig
 from scheduler.domain import Backend, Engine, Gpu, Report
@@ -49,6 +49,8 @@ class Cadence(msgspec.Struct, frozen=True):
     """The same for Ollama, whose /api/ps waits for its loads."""
     describe_s: float = 10.0
     """Pause between two readings of Ollama's list of models."""
+    child_spacing_s: float = CHILD_SPACING_S
+    """Least pause between looks at an Ollama whose llama-servers are asked."""
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -120,6 +122,11 @@ class Watcher:
         self._wanted_at_s = min(self._wanted_at_s, at_s)
         self._woken.set()
 
+    async def list_models(self) -> None:
+        """Describe it again now, beside what else goes on: models came or went. Nothing where it does not answer."""
+        if self._probe is not None and self.description is not None:
+            await self._describe_again(self._probe, at_once=True)
+
     async def run(self) -> None:
         """Look until cancelled."""
         try:
@@ -166,7 +173,7 @@ class Watcher:
             log.error("look failed", backend=self._subject.name, exc_info=error)
             await self._miss(f"its answers make no sense: {error!r}")
         else:
-            await self._describe_again(self._probe)
+            await self._describe_again(self._probe, at_once=look.outdated)
         finally:
             self._looked_at_s = self._clock()
         self._judge()
@@ -207,8 +214,8 @@ class Watcher:
             self._emit(BackendSignalled(subject.name, Signal.STARTED))
         log.info("backend facts", backend=subject.name, slots=backend.slots, models=sorted(backend.models))
 
-    async def _describe_again(self, probe: Probe) -> None:
-        if self._clock() - self._described_at_s >= probe.describe_every_s:
+    async def _describe_again(self, probe: Probe, *, at_once: bool = False) -> None:
+        if at_once or self._clock() - self._described_at_s >= probe.describe_every_s:
             try:
                 await self._describe(probe)
             except ProbeError:
@@ -272,7 +279,8 @@ class Watcher:
     async def _pause(self) -> None:
         busy = not self.answered or (self.last_look is not None and self.last_look.working)
         regular_s = self._looked_at_s + (self._cadence.busy_s if busy else self._cadence.idle_s)
-        soonest_s = self._looked_at_s + self._cadence.spacing_s
+        spacing_s = max(self._cadence.spacing_s, self._probe.spacing_s if self._probe else 0.0)
+        soonest_s = self._looked_at_s + spacing_s
         while True:
             self._woken.clear()
             wait_s = max(soonest_s, min(regular_s, self._wanted_at_s)) - self._clock()

@@ -19,6 +19,8 @@ from proxy.cli import (
     output,
     policy,
     ps,
+    pull,
+    residency,
     restart,
     serve,
     simulate,
@@ -58,9 +60,16 @@ app.command("serve")(serve.serve)
 app.command("ps")(ps.ps)
 app.command("status")(status.status)
 app.command("list")(models.list_models)
+app.command("pull")(pull.pull)
+app.command("rm")(pull.rm)
+app.command("cp")(pull.cp)
 app.command("drain")(drain.drain)
 app.command("undrain")(drain.undrain)
 app.command("restart")(restart.restart)
+app.command("load")(residency.load)
+app.command("unload")(residency.unload)
+app.command("pin")(residency.pin)
+app.command("unpin")(residency.unpin)
 app.command("explain")(explain.explain)
 app.add_typer(workers.app, name="workers")
 app.add_typer(policy.app, name="policy")

@@ -94,7 +94,10 @@ def _request_line(answer: "ExplainAnswer") -> str:
 
 def _whose_line(answer: "ExplainAnswer") -> str:
     known = answer.request or answer.live
-    return "" if known is None else f"tenant {printable(known.tenant or '-')}, priority {printable(known.priority)}\n"
+    if known is None:
+        return ""
+    short = f"may not have fit: {answer.request.context}\n" if answer.request and answer.request.context else ""
+    return f"tenant {printable(known.tenant or '-')}, priority {printable(known.priority)}\n{short}"
 
 
 def _wait_line(wait: "ExplainedWait | None", now_unix_s: float) -> str:

@@ -9,7 +9,7 @@ from proxy.cli.asking import Json, Socket, asking, print_json
 from proxy.cli.tables import columns, processor, size, span, until
 
 if TYPE_CHECKING:
-    from proxy.admin_api import GpuStatus, PsAnswer
+    from proxy.admin_api import GpuStatus, LoadedModel, PsAnswer
 
 
 def ps(
@@ -35,16 +35,26 @@ def models_table(answer: "PsAnswer", now_unix_s: float) -> str:
             model.name,
             (model.digest or "-").removeprefix("sha256:")[:12],
             size(model.size_bytes),
-            processor(model.size_bytes, model.gpu_bytes, on_gpu=model.gpu is not None),
+            "-"
+            if model.state == "loading"
+            else processor(model.size_bytes, model.gpu_bytes, on_gpu=model.gpu is not None),
             "-" if model.context_tokens is None else str(model.context_tokens),
-            until(model.expires_at_unix_s, now_unix_s),
+            _until(model, now_unix_s),
             model.backend,
             gpu_text(model.gpu),
-            f"{model.slots_busy}/{model.slots}",
+            "-" if model.state == "loading" else f"{model.slots_busy}/{model.slots}",
         )
         for model in answer.models
     ]
     return columns(("NAME", "ID", "SIZE", "PROCESSOR", "CONTEXT", "UNTIL", "BACKEND", "GPU", "SLOTS"), rows)
+
+
+def _until(model: "LoadedModel", now_unix_s: float) -> str:
+    """When it is unloaded, or what happens to it now."""
+    if model.state == "loading":
+        return "Loading..."
+    text = "Stopping..." if model.state == "leaving" else until(model.expires_at_unix_s, now_unix_s)
+    return f"{text} (pinned)" if model.pinned else text
 
 
 def requests_table(answer: "PsAnswer") -> str:

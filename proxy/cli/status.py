@@ -12,8 +12,10 @@ from proxy.cli.tables import columns, span
 
 if TYPE_CHECKING:
     from proxy.admin_api import BackendStatus, StatusAnswer
+    from proxy.residency_api import ResidentModel
 
 
+_HEADER = ("BACKEND", "ENGINE", "HEALTH", "GPU", "RUNNING", "SLOTS", "SOURCE", "EPOCH", "RESTARTS")
 LIMITED = "RUNNING counts up to the running limit; slots beyond it keep prefixes and run nothing (option running_limit)"
 
 
@@ -64,7 +66,7 @@ def status_text(answer: "StatusAnswer") -> str:
     if answer.workers:
         head += f"{_workers_text(answer)}\n"
     head += "\n"
-    header = ("BACKEND", "ENGINE", "HEALTH", "GPU", "RUNNING", "SLOTS", "SOURCE", "EPOCH", "RESTARTS", "MODELS")
+    header = (*_HEADER, "LOADED", "MODELS")
     table = columns(header, [_row(backend) for backend in answer.backends], gap=3)
     limited = any(0 < backend.running_limit < backend.slots for backend in answer.backends)
     notes = [("slotgate", warning) for warning in answer.warnings]
@@ -72,6 +74,10 @@ def status_text(answer: "StatusAnswer") -> str:
         if backend.last_error and backend.health != "ready":
             advice = f"; it stays down until `slotgate restart {backend.name}`" if backend.state == "failed" else ""
             notes.append((backend.name, backend.last_error + advice))
+        if backend.slot_source == "leases" and backend.slot_source_why:
+            notes.append((backend.name, f"only slotgate's own leases tell what is busy: {backend.slot_source_why}"))
+        if backend.context_exceeded:
+            notes.append((backend.name, f"{backend.context_exceeded} requests may not have fit their context"))
         notes.extend((backend.name, warning) for warning in backend.warnings)
     tail = columns(("",), [(f"{name}: {' '.join(note.split())}",) for name, note in notes])
     return head + table + (f"\n{LIMITED}\n" if limited else "") + (tail if notes else "")
@@ -93,6 +99,7 @@ def engines_text(answer: "StatusAnswer") -> str:
             "state": backend.state + looked,
             "address": backend.endpoint,
             "version": backend.version,
+            "source": f"{backend.slot_source}: {backend.slot_source_why}" if backend.slot_source_why else "",
             "wanted": shlex.join(backend.wanted),
             "taken": "  ".join(f"{name} = {_plain(value)}" for name, value in backend.taken.items()),
             "log": backend.log_path or "",
@@ -113,6 +120,13 @@ def _health(backend: "BackendStatus") -> str:
     return "not-answering" if backend.health == "starting" and backend.state == "not-answering" else backend.health
 
 
+def _resident(model: "ResidentModel") -> str:
+    """`llama3 8192 pinned`, `qwen loading`."""
+    context = "" if model.context_tokens is None else f" {model.context_tokens}"
+    state = "" if model.state == "loaded" else f" {model.state}"
+    return f"{model.name}{context}{state}{' pinned' if model.pinned else ''}"
+
+
 def _row(backend: "BackendStatus") -> tuple[str, ...]:
     taken = f"{backend.running}/{backend.running_limit}"
     if backend.elsewhere:
@@ -131,5 +145,6 @@ def _row(backend: "BackendStatus") -> tuple[str, ...]:
         backend.slot_source,
         str(backend.epoch),
         str(backend.restarts),
+        ", ".join(map(_resident, backend.resident)) or "-",
         ", ".join(name.removesuffix(":latest") for name in backend.models) or "-",
     )

@@ -6,15 +6,17 @@ inputs apart. Errors: `render_error`, `rejection_error`, `error_frame`. Waiting:
 itself is made by `listing`.
 """
 
+from proxy.dialects.account import account_reply
 from proxy.dialects.batches import Batch
 from proxy.dialects.call import Call, read_call, read_model_name, read_object
 from proxy.dialects.canonical import prompt_of
+from proxy.dialects.cloud import is_stub, named_cloud, named_local
 from proxy.dialects.errors import ClientError, render_error
 from proxy.dialects.frames import error_frame, heartbeat
 from proxy.dialects.local import local_reply
 from proxy.dialects.plan import Plan, can_name_slot, plan
 from proxy.dialects.rejections import model_not_found, rejection_error
-from proxy.dialects.routes import ROUTES, Kind, Route, RouteError, find
+from proxy.dialects.routes import ROUTES, Kind, Route, RouteError, allowed_methods, find
 from proxy.dialects.watch import StreamWatch, Usage
 
 __all__ = [
@@ -28,12 +30,17 @@ __all__ = [
     "RouteError",
     "StreamWatch",
     "Usage",
+    "account_reply",
+    "allowed_methods",
     "can_name_slot",
     "error_frame",
     "find",
     "heartbeat",
+    "is_stub",
     "local_reply",
     "model_not_found",
+    "named_cloud",
+    "named_local",
     "plan",
     "prompt_of",
     "read_call",

@@ -11,12 +11,14 @@ from typing import Any, Final
 
 import msgspec
 
-from proxy.dialects import anthropic, gojson, llamacpp, ollama, openai
+from proxy.dialects import anthropic, gojson, llamacpp, multipart, ollama, openai
 from proxy.dialects.contract import Headers
+from proxy.dialects.encoding import unpacked
 from proxy.dialects.errors import ClientError
 from proxy.dialects.reading import Reading, names
-from proxy.dialects.routes import Route
+from proxy.dialects.routes import TRANSCRIPTIONS, Route
 from scheduler.domain import Dialect, Engine, Operation
+from scheduler.runner import Runner
 
 _FORWARDED = frozenset(
     names(
@@ -31,12 +33,11 @@ MAX_FIELDS: Final = 1000
 MAX_MESSAGES: Final = 100_000
 MAX_INPUTS: Final = 100_000
 """Each message and input is looked at here, in the event loop that all other requests share."""
+MAX_NAME_CHARS: Final = 1024
+"""Of a model's name: it is remembered and logged with its request. Ollama's longest have 593 (types/model/name.go)."""
 
 _INPUTS: Final = ("input", "content", "documents", "texts", "prompt")
 """Fields that hold several inputs, or tokens of a single one: those are not looked at, and there may be any number."""
-
-_ENCODING = "content-encoding"
-_ENCODING_LENGTH = len(_ENCODING)
 
 _READERS: dict[Dialect, Callable[[str, dict[str, Any]], Reading]] = {
     Dialect.OLLAMA: ollama.read,
@@ -61,7 +62,7 @@ class Call(msgspec.Struct):
     batch: str
     """The field with the inputs of a batch, which may go to engines in pieces; empty: it is none."""
     body: bytes
-    """As it came."""
+    """As it came, save for a Content-Encoding."""
     fields: dict[str, Any]
     """The decoded body, keys in lower case."""
     exact_keys: bool
@@ -76,8 +77,14 @@ class Call(msgspec.Struct):
     """Size of the body without images."""
     max_output_tokens: int | None
     """The client's own limit of the answer; None: it set none."""
+    runner: Runner | None
+    """Options that it wants an Ollama to load the model with; None: its API cannot say."""
+    keep_alive_s: float | None
+    """How long the model shall stay loaded; negative: for ever; None: not said."""
     arrived_ns: int
     """Unix time."""
+    content_type: str = "application/json"
+    """What the engine is told of the body. Clients say anything: only a form is what they say."""
 
 
 def read_call(
@@ -86,12 +93,19 @@ def read_call(
     """Decode and check a request body, whatever its Content-Type says.
 
     Raises:
-        ClientError: what the dialect's API refuses; 415 for a compressed body.
+        ClientError: what the dialect's API refuses; 404 for a name of a model that is too long to be one; 415 for an
+            encoding that it does not take.
     """
     headers = list(headers)
-    _check_encoding(headers)
-    fields, exact = read_object(route, body)
+    body = unpacked(route, body, headers)
+    content_type = "application/json"
+    if route.path == TRANSCRIPTIONS:
+        content_type, exact = multipart.content_type(headers), True
+        fields = multipart.read_form(body, content_type)
+    else:
+        fields, exact = read_object(route, body)
     reading = _READERS[route.dialect](route.path, fields)
+    _check_name(reading.model)
     return Call(
         route=route,
         dialect=route.dialect,
@@ -108,14 +122,11 @@ def read_call(
         unsupported=reading.unsupported,
         prompt_bytes=max(0, len(body) - reading.image_bytes),
         max_output_tokens=reading.max_output_tokens,
+        runner=reading.runner,
+        keep_alive_s=reading.keep_alive_s,
         arrived_ns=clock_ns(),
+        content_type=content_type,
     )
-
-
-def _check_encoding(headers: Headers) -> None:
-    for name, value in headers:
-        if len(name) == _ENCODING_LENGTH and name.lower() == _ENCODING and value.strip().lower() != "identity":
-            raise ClientError(415, "compressed request bodies are not supported")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -163,11 +174,16 @@ def _check_lengths(route: Route, fields: dict[str, Any]) -> None:
             raise ClientError(400, f"more than {MAX_INPUTS} inputs in one request ({name})")
 
 
+def _check_name(model: str | None) -> None:
+    if model is not None and len(model) > MAX_NAME_CHARS:
+        raise ClientError(404, f"model '{model[:80]}…' not found: no name is longer than {MAX_NAME_CHARS} characters")
+
+
 def read_model_name(route: Route, body: bytes) -> str:
     """The model that a body of `/api/show` names, as the client wrote it.
 
     Raises:
-        ClientError: 400 in Ollama's words.
+        ClientError: 400 in Ollama's words; 404 for what is too long to be a name.
     """
     fields, _ = read_object(route, body)
     for key in ("model", "name"):
@@ -175,5 +191,6 @@ def read_model_name(route: Route, body: bytes) -> str:
         if value is not None and not isinstance(value, str):
             raise gojson.mismatch(value, "ShowRequest", key, "string")
         if value:
+            _check_name(value)
             return value
     raise ClientError(400, "model is required")

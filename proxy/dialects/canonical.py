@@ -31,14 +31,15 @@ def prompt_of(call: Call) -> Prompt | None:
     """The canonical prompt of a call.
 
     None where nothing can be reused or nobody can tell: other operations than chat, generate and infill; several
-    prompts in one request; a body that an engine will refuse. Takes time in proportion to the body: about 2 µs per KB
-    and 1 µs per message. Never raises.
+    prompts in one request; recordings; a body that an engine will refuse. Takes time in proportion to the body: about
+    2 µs per KB and 1 µs per message. Never raises.
     """
-    if call.operation not in _OPERATIONS:
+    write = _WRITERS.get(call.route.path) if call.operation in _OPERATIONS else None
+    if write is None:
         return None
     stream = PromptStream(canonical(call.model) if call.model else "")
     try:
-        return stream.hashed() if _WRITERS[call.route.path](stream, call.fields) else None
+        return stream.hashed() if write(stream, call.fields) else None
     except RecursionError:  # nested so deeply that it cannot be written again
         return None
 

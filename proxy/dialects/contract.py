@@ -27,6 +27,8 @@ class Outgoing(msgspec.Struct):
     """Canonical path with its query; the prefix of the endpoint is added by the relay."""
     headers: Headers
     body: bytes = b""
+    final: bool = False
+    """Whatever refuses it, no other backend would do better, and it is not the fault of this one."""
 
 
 class TruncatedReply(Exception):

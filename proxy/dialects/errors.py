@@ -20,6 +20,15 @@ class ClientError(Exception):
         """The dialect's error type; empty: the one that goes with the status."""
 
 
+def refusal_text(body: bytes) -> str:
+    """What an engine said in an error body of any dialect."""
+    try:
+        error = msgspec.json.decode(body)["error"]
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+        return body[:1000].decode("utf-8", "replace").strip() or "the engine refused the request"
+    return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+
+
 OPENAI_KINDS = {400: "invalid_request_error", 404: "not_found_error", 429: "rate_limit_error"}
 """Error types by status as Ollama's OpenAI API uses them; all others are `api_error`."""
 
@@ -69,12 +78,13 @@ def render_error(
 ) -> Rendered:
     """Status, headers and body of an error; `kind` may be empty, then it follows from the status.
 
-    `Retry-After` is in whole seconds, rounded up, at least 1.
+    `Retry-After` is in whole seconds, rounded up, at least 1. As in Ollama, errors of the OpenAI and Anthropic routes
+    name no charset and end with a line break, unless the request itself could not be read (400).
     """
-    content_type = "application/json"
+    content_type, end = "application/json", b"\n"
     if dialect in (Dialect.OLLAMA, Dialect.LLAMACPP) or status == 400:
-        content_type += "; charset=utf-8"
+        content_type, end = "application/json; charset=utf-8", b""
     headers = [("Content-Type", content_type)]
     if retry_after_s is not None:
         headers.append(("Retry-After", str(max(1, math.ceil(retry_after_s)))))
-    return status, headers, msgspec.json.encode(error_object(dialect, status, kind, message))
+    return status, headers, msgspec.json.encode(error_object(dialect, status, kind, message)) + end

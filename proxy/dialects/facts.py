@@ -28,6 +28,10 @@ class ModelFacts(msgspec.Struct, frozen=True):
     vocabulary: int = 0
     capabilities: tuple[str, ...] = ("completion",)
     """In Ollama's words: completion, tools, vision, embedding, insert, thinking."""
+    weights: str = ""
+    """What an Ollama loads it from: sha256 hex of the blob; empty: not known."""
+    default_context: int | None = None
+    """Context of one slot, in tokens, that an Ollama gives it where nobody says another; None: not known."""
     listing: dict[str, Any] = {}
     """The engine's own entry of /api/tags (Ollama), passed on as it is."""
 
@@ -48,3 +52,9 @@ class EngineFacts(msgspec.Struct, frozen=True):
     """llama-server's /props as it came."""
     started: str = ""
     """Changes when the engine restarts (process start time or media marker); part of telling a new epoch."""
+    max_loaded: int = 0
+    """Models that an Ollama may hold at once; 0: not known."""
+    slot_source_why: str = ""
+    """Why its occupancy is known as it is, or why not better, in a sentence without its full stop."""
+    model_store: str = ""
+    """Of an Ollama: which directory its models are in, the same for all that share it; empty: not known."""

@@ -1,6 +1,5 @@
 """Owns Go's duration strings (`1h30m`), as `keep_alive` takes them. Knows nothing of what they are used for."""
 
-import math
 import re
 
 from proxy.dialects.errors import ClientError
@@ -39,7 +38,7 @@ def parse(text: str) -> float:
 
 
 def keep_alive_s(value: object) -> float | None:
-    """Seconds that a model shall stay loaded: None where nothing was asked for, infinity for "for ever" (negative).
+    """Seconds that a model shall stay loaded: None where nothing was asked for, -1 for "for ever" (negative).
 
     Ollama takes a number of seconds or a Go duration string.
 
@@ -52,4 +51,4 @@ def keep_alive_s(value: object) -> float | None:
         kinds = {bool: "bool", list: "[]interface {}", dict: "map[string]interface {}"}
         raise ClientError(400, f"Unsupported type: '{kinds.get(type(value), 'unknown')}'")
     seconds = parse(value) if isinstance(value, str) else float(max(-1.0, min(value, _FOR_EVER_S)))
-    return math.inf if seconds < 0 else seconds
+    return -1.0 if seconds < 0 else seconds

@@ -66,7 +66,7 @@ def decode(body: bytes) -> Any:
     if not body.strip(b" \t\r\n"):
         raise ClientError(400, "missing request body")
     try:
-        return msgspec.json.decode(_mended(body))
+        return msgspec.json.decode(mended(body))
     except (msgspec.DecodeError, ValueError) as error:
         reason = f"invalid JSON: {error}"
     except RecursionError:
@@ -79,7 +79,7 @@ def too_deep() -> ClientError:
     return ClientError(400, "exceeded max depth")
 
 
-def _mended(body: bytes) -> bytes:
+def mended(body: bytes) -> bytes:
     """The body with U+FFFD for what is no UTF-8, and for the lone surrogates that JavaScript sends after cutting a text
     inside a pair: they cannot be encoded again.
     """
@@ -157,10 +157,15 @@ def fold(fields: dict[str, Any]) -> tuple[dict[str, Any], bool]:
     folded: dict[str, Any] = {}
     exact = True
     for key, value in fields.items():
-        name = key.lower().replace("\u017f", "s")
+        name = folded_key(key)
         exact = exact and name == key
         folded[name] = value
     return folded, exact
+
+
+def folded_key(key: str) -> str:
+    """How a key is compared with the names of fields, see `fold`."""
+    return key.lower().replace("\u017f", "s")
 
 
 def mismatch(value: object, struct: str, field: str, go_type: str) -> ClientError:

@@ -3,6 +3,7 @@
 Nothing is looked up here; the catalog gathers the facts of all backends and decides what is shown once.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -71,9 +72,17 @@ def details(model: ModelFacts, *, sizes: bool = False) -> dict[str, Any]:
     return shown
 
 
+_SIZES = ("context_length", "embedding_length")
+
+
+def _without_sizes(shown: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in shown.items() if key not in _SIZES}
+
+
 def ollama_tags(models: Iterable[ModelFacts]) -> bytes:
-    """/api/tags. An Ollama's own entry passes as it is; the others are made to look like one."""
-    return encode({"models": [dict(model.listing) if model.listing else _tag(model) for model in models]})
+    """/api/tags, newest first. An Ollama's own entry passes as it is; the others are made to look like one."""
+    newest = sorted(models, key=lambda model: unix_s(model.modified_at), reverse=True)
+    return encode({"models": [dict(model.listing) if model.listing else _tag(model) for model in newest]})
 
 
 def _tag(model: ModelFacts) -> dict[str, Any]:
@@ -129,8 +138,13 @@ def _sampling_defaults(facts: EngineFacts) -> dict[str, Any]:
 
 
 def ollama_ps(entries: Iterable[PsEntry], now_ns: int) -> bytes:
-    """/api/ps: what is loaded, as Ollama says it, with the slots added."""
-    return encode({"models": [_ps(entry, now_ns) for entry in entries]})
+    """/api/ps: what is loaded, longest-lived first, as Ollama says it, with the slots added."""
+    return encode({"models": [_ps(entry, now_ns) for entry in sorted(entries, key=_expiry_s, reverse=True)]})
+
+
+def _expiry_s(entry: PsEntry) -> float:
+    """Of whole seconds, as Ollama compares them."""
+    return math.inf if entry.expires_at_unix_s is None else math.floor(entry.expires_at_unix_s)
 
 
 def _ps(entry: PsEntry, now_ns: int) -> dict[str, Any]:
@@ -142,7 +156,7 @@ def _ps(entry: PsEntry, now_ns: int) -> dict[str, Any]:
         "model": name,
         "size": entry.size_bytes,
         "digest": entry.model.digest,
-        "details": dict(entry.details) if entry.details else details(entry.model),
+        "details": _without_sizes(entry.details) if entry.details else details(entry.model),
         "expires_at": rfc3339_nano(expires_ns),
         "size_vram": entry.gpu_bytes,
         "context_length": entry.context_tokens,
@@ -151,13 +165,15 @@ def _ps(entry: PsEntry, now_ns: int) -> dict[str, Any]:
 
 
 def openai_models(models: Iterable[ModelFacts]) -> bytes:
-    """/v1/models. `data` is an empty list where Ollama has null: clients loop over it."""
-    return msgspec.json.encode({"object": "list", "data": [_openai(model, canonical(model.name)) for model in models]})
+    """/v1/models, newest first. `data` is an empty list where Ollama has null: clients loop over it."""
+    newest = sorted(models, key=lambda model: unix_s(model.modified_at), reverse=True)
+    data = [_openai(model, canonical(model.name)) for model in newest]
+    return msgspec.json.encode({"object": "list", "data": data}) + b"\n"
 
 
 def openai_model(model: ModelFacts, asked: str) -> bytes:
     """/v1/models/{model}, under the name that was asked for."""
-    return msgspec.json.encode(_openai(model, asked))
+    return msgspec.json.encode(_openai(model, asked)) + b"\n"
 
 
 def _openai(model: ModelFacts, shown: str) -> dict[str, Any]:

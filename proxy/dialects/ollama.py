@@ -8,6 +8,7 @@ from proxy.dialects.errors import ClientError
 from proxy.dialects.goduration import keep_alive_s
 from proxy.dialects.options import check_options
 from proxy.dialects.reading import Reading, embed_inputs, output_limit
+from proxy.dialects.runner import asked_runner
 from scheduler.domain import Engine, Operation
 
 STRUCTS = {
@@ -91,15 +92,18 @@ def read(path: str, fields: dict[str, Any]) -> Reading:
     if not model:
         raise ClientError(400, "model is required")
     check_options(fields.get("options") or {})
+    runner = asked_runner(fields)
     if embeds:
-        if embeds_nothing(path, fields):
-            return Reading(model=model, seats=0)
-        batch, seats = embed_inputs(fields, "input") if path == "/api/embed" else ("", 1)
-        return Reading(model=model, seats=seats, batch=batch)
+        batch, seats = ("", 0) if embeds_nothing(path, fields) else ("", 1)
+        if seats and path == "/api/embed":
+            batch, seats = embed_inputs(fields, "input")
+        return Reading(model=model, seats=seats, batch=batch, runner=runner, keep_alive_s=kept_s)
     reading = Reading(
         model=model,
         stream=fields.get("stream") is not False,
         max_output_tokens=output_limit(fields.get("options") or {}, "num_predict"),
+        runner=runner,
+        keep_alive_s=kept_s,
     )
     if path == "/api/chat":
         messages = fields.get("messages") or []

@@ -3,7 +3,10 @@
 from typing import Any
 
 from proxy.dialects import gojson
+from proxy.dialects.errors import ClientError
 from proxy.dialects.reading import Reading, choices, embed_inputs, image_bytes, output_limit, prompts
+from proxy.dialects.routes import TRANSCRIPTIONS
+from scheduler.domain import Engine
 
 STRUCTS = {
     "/v1/chat/completions": "openai.ChatCompletionRequest",
@@ -14,6 +17,9 @@ STRUCTS = {
 """Go types that Ollama decodes these bodies into; its error texts name them."""
 
 
+NO_AUDIO = "transcriptions need an Ollama backend with a model that takes audio; llama-server is not asked"
+
+
 def read(path: str, fields: dict[str, Any]) -> Reading:
     """What routing needs to know of an OpenAI request.
 
@@ -22,6 +28,8 @@ def read(path: str, fields: dict[str, Any]) -> Reading:
     Raises:
         ClientError: 400, worded as Ollama words it in this dialect.
     """
+    if path == TRANSCRIPTIONS:
+        return _transcription(fields)
     struct = STRUCTS[path].partition(".")[2]
     model = fields.get("model")
     if model is not None and not isinstance(model, str):
@@ -44,3 +52,14 @@ def read(path: str, fields: dict[str, Any]) -> Reading:
         image_bytes=image_bytes(fields.get("input" if path == "/v1/responses" else "messages")),
         max_output_tokens=None if path == "/v1/embeddings" else output_limit(fields),
     )
+
+
+def _transcription(form: dict[str, Any]) -> Reading:
+    """A form with a recording: its words go through the model like a prompt, and come back in one piece."""
+    if not form.get("model"):
+        raise ClientError(400, "model is required")
+    if "file" not in form:
+        raise ClientError(400, "file is required: http: no such file")
+    if not form["file"]:
+        raise ClientError(400, "audio file is empty")
+    return Reading(model=form["model"], unsupported={Engine.LLAMA_SERVER: NO_AUDIO}, image_bytes=form["file"])

@@ -8,7 +8,8 @@ from proxy.dialects.gojson import quote
 from proxy.dialects.reading import names
 
 _INTEGERS = names(
-    "num_ctx num_batch num_gpu main_gpu num_thread num_keep seed num_predict top_k repeat_last_n mirostat"
+    "num_ctx num_batch num_gpu main_gpu num_thread draft_num_predict num_keep seed num_predict top_k repeat_last_n "
+    "mirostat"
 )
 _FLOATS = names(
     "top_p min_p typical_p temperature repeat_penalty presence_penalty frequency_penalty mirostat_tau mirostat_eta"

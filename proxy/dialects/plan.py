@@ -1,8 +1,9 @@
 """Owns what goes to an engine for a call, and what is done to its answer. Must not know how bytes travel.
 
-Where dialect and engine match, bytes pass untouched both ways. The exceptions are llama-server's, listed in
-docs/dialects.md: streams ask for progress frames that a filter takes out again, whole answers are put together from a
-stream, `id_slot` is slotgate's to say and not for clients, and Ollama's dialect is translated.
+Where dialect and engine match, bytes pass untouched both ways. The exceptions are listed in docs/dialects.md. At a
+llama-server streams ask for progress frames that a filter takes out again, whole answers are put together from a
+stream, `id_slot` is slotgate's to say and not for clients, and Ollama's dialect is translated. An Ollama is told the
+load options of the residency that the request shall run on, where the client's would make it load the model anew.
 """
 
 import time
@@ -21,13 +22,17 @@ from proxy.dialects.pieces import chat_piece, completion_piece
 from proxy.dialects.progress import ProgressFilter
 from proxy.dialects.reply import EmbedReply, OllamaReply
 from proxy.dialects.rewording import llama_error
+from proxy.dialects.runner import Residing, reworded
 from proxy.dialects.splice import splice
 from proxy.dialects.translate import Translated, chat, embed, generate
 from proxy.dialects.watch import StreamWatch
-from scheduler.domain import Backend, Dialect, Engine
+from scheduler.domain import Backend, Dialect, Engine, Operation
 
 Clock = Callable[[], int]
 """Unix time in nanoseconds."""
+
+ANYHOW = Residing()
+"""Nothing is to be said of how a model is loaded."""
 
 _PROGRESS_PATHS = frozenset(
     ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/completion", "/completions", "/infill")
@@ -76,7 +81,12 @@ def can_name_slot(call: Call) -> bool:
 
 
 def plan(
-    call: Call, backend: Backend, facts: EngineFacts, slot: int | None = None, clock_ns: Clock = time.time_ns
+    call: Call,
+    backend: Backend,
+    facts: EngineFacts,
+    slot: int | None = None,
+    clock_ns: Clock = time.time_ns,
+    residing: Residing = ANYHOW,
 ) -> Plan:
     """What to send to this backend for this call, and what to do with the answer.
 
@@ -86,20 +96,28 @@ def plan(
         facts: what is known of the engine there.
         slot: the slot that it shall use, where that can be said; None: the engine chooses.
         clock_ns: the time, for the answer.
+        residing: how an Ollama has the model loaded.
 
     Raises:
         ClientError: the model of this engine cannot do what is asked for, or the body is nested too deeply to be
             written again.
     """
     try:
-        return _made(call, backend, facts, slot if can_name_slot(call) else None, clock_ns)
+        if backend.engine is Engine.OLLAMA:
+            return _plan(call, call.route.path, _for_ollama(call, residing), streams=call.stream)
+        return _made(call, facts, slot if can_name_slot(call) else None, clock_ns)
     except RecursionError:
         raise too_deep() from None
 
 
-def _made(call: Call, backend: Backend, facts: EngineFacts, slot: int | None, clock_ns: Clock) -> Plan:
-    if backend.engine is Engine.OLLAMA:
-        return _plan(call, call.route.path, call.body, streams=call.stream)
+def _for_ollama(call: Call, residing: Residing) -> bytes:
+    """Only Ollama's own API can say how a model is loaded; to unload one, it need not."""
+    if call.dialect is not Dialect.OLLAMA or call.operation is Operation.UNLOAD:
+        return call.body
+    return reworded(call.body, call.fields, residing)
+
+
+def _made(call: Call, facts: EngineFacts, slot: int | None, clock_ns: Clock) -> Plan:
     if call.dialect is Dialect.OLLAMA:
         return _translated(call, facts, slot, clock_ns)
     return _native(call, slot)
@@ -150,7 +168,7 @@ def _wanted(call: Call, facts: EngineFacts) -> Translated:
 
 def _plan(call: Call, path: str, body: bytes, *, streams: bool) -> Plan:
     # cpp-httplib cuts bodies that say they are a form, which is what `curl -d` says: all of them are JSON.
-    headers: Headers = [("Content-Type", "application/json"), *call.headers]
+    headers: Headers = [("Content-Type", call.content_type), *call.headers]
     ended = _ENDED.get(path) if streams and _shows_end(call) else None
     watch = StreamWatch(ended, record_end=b"\n" if path.startswith("/api/") else b"\n\n")
     return Plan(outgoing=Outgoing("POST", path, headers, body), transform=None, watch=watch, streams=streams)

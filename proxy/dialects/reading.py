@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from scheduler.domain import Engine, Operation
+from scheduler.runner import Runner
 
 
 class Reading(msgspec.Struct):
@@ -22,6 +23,10 @@ class Reading(msgspec.Struct):
     image_bytes: int = 0
     max_output_tokens: int | None = None
     """The client's own limit of the answer; None: it set none."""
+    runner: Runner | None = None
+    """Options that it wants the model loaded with, as it wrote them; None: its API cannot say."""
+    keep_alive_s: float | None = None
+    """How long the model shall stay loaded; negative: for ever; None: not said."""
 
 
 def names(text: str) -> tuple[str, ...]:

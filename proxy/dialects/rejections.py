@@ -22,12 +22,14 @@ _WHY = {
     Rejection.COOLING: "every backend that has the model failed lately and is left alone for a moment",
     Rejection.TRIED: "every backend that has the model was tried",
     Rejection.NO_ROOM: "no backend that has the model has a free slot",
+    Rejection.NOT_LOADED: "the model is not loaded, and no backend could load it in time",
     Rejection.NO_MEMORY: "no backend that could load the model has room for it in memory",
     Rejection.PREFILLING: "every backend that has the model computes as many prompts as it may",
     Rejection.TENANT_BUSY: "this client has as many requests open as it may",
     Rejection.QUEUE_FULL: "all slots are taken and the waiting line is full",
     Rejection.WAITED_TOO_LONG: "no slot became free within the longest wait",
     Rejection.RETRIES_SPENT: "the backend failed and no further try is left",
+    Rejection.LOAD_FAILED: "the model could not be loaded",
     Rejection.SHUTTING_DOWN: "slotgate is shutting down",
 }
 
@@ -58,6 +60,8 @@ def rejection_error(call: Call, rejection: Rejection, detail: str = "") -> tuple
         case Rejection.RETRIES_SPENT:
             status = 500 if call.dialect is Dialect.OLLAMA else 502
             return status, "", _joined(_WHY[rejection], detail)
+        case Rejection.LOAD_FAILED:
+            return 500, "", detail or _WHY[rejection]  # the engine's own words, as it would have answered with them
         case Rejection.STARTING if call.dialect is Dialect.LLAMACPP:
             return 503, "", "Loading model"
         case _:

@@ -1,12 +1,16 @@
 """Owns the allow-list of paths: what clients may reach, in which dialect. Must not know engines, bodies or backends.
 
 Engines decode percent-escapes, repeated slashes and dots before they route, so only an exact match on the path as it
-came over the wire is safe. Nothing is normalised here: what is not in the table, letter for letter, does not exist.
+came over the wire is safe. Nothing is normalised here: what is not in the table, letter for letter, does not exist. The
+one thing done for a path that is not there is what Ollama does: a known one with a slash too much is redirected.
 """
 
+import html
 import re
+import string
 from enum import StrEnum
-from urllib.parse import unquote
+from http import HTTPStatus
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -22,6 +26,8 @@ class Kind(StrEnum):
     """An engine, chosen by the scheduler."""
     LOCAL = "local"
     """slotgate itself, from what it knows of all backends."""
+    STORE = "store"
+    """The Ollamas' model stores, all of them; only for those who may change models."""
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -29,7 +35,8 @@ class Route(msgspec.Struct, frozen=True):
 
     method: str
     path: str
-    """Canonical; `/v1/models/{model}` where the last part is a name."""
+    """Canonical; `/v1/models/{model}` where the last part is a name, `/api/user/keys/{key}` where it is a key, and
+    `/api/blobs/{digest}` where it is a blob."""
     dialect: Dialect
     operation: Operation | None = None
     """None for routes that slotgate answers itself."""
@@ -38,6 +45,10 @@ class Route(msgspec.Struct, frozen=True):
     """The decoded last part of `/v1/models/{model}`."""
     query: tuple[tuple[str, str], ...] = ()
     """The documented parameters of the query string; all others are dropped."""
+
+
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
+"""The one route whose body is a form."""
 
 
 class RouteError(msgspec.Struct, frozen=True):
@@ -59,6 +70,7 @@ def _table() -> dict[tuple[str, str], Route]:
         (openai, "/v1/completions", Operation.GENERATE),
         (openai, "/v1/responses", Operation.CHAT),
         (openai, "/v1/embeddings", Operation.EMBED),
+        (openai, TRANSCRIPTIONS, Operation.CHAT),
         (anthropic, "/v1/messages", Operation.CHAT),
         (anthropic, "/v1/messages/count_tokens", Operation.TOKENIZE),
         (llamacpp, "/completion", Operation.GENERATE),
@@ -77,14 +89,31 @@ def _table() -> dict[tuple[str, str], Route]:
         ("GET HEAD", ollama, "/api/tags"),
         ("GET", ollama, "/api/ps"),
         ("POST", ollama, "/api/show"),
+        ("GET", ollama, "/api/status"),
+        ("POST", ollama, "/api/me"),
+        ("POST", ollama, "/api/signout"),
+        ("DELETE", ollama, "/api/user/keys/{key}"),
+        ("POST", ollama, "/api/experimental/web_search"),
+        ("POST", ollama, "/api/experimental/web_fetch"),
+        ("GET", ollama, "/api/experimental/model-recommendations"),
         ("GET", openai, "/v1/models"),
         ("GET", openai, "/v1/models/{model}"),
         ("GET", llamacpp, "/props"),
         ("GET", llamacpp, "/slots"),
         ("GET", llamacpp, "/health"),
     ]
+    store = [
+        ("POST", "/api/pull"),
+        ("POST", "/api/push"),
+        ("POST", "/api/create"),
+        ("POST", "/api/copy"),
+        ("DELETE", "/api/delete"),
+        ("HEAD", "/api/blobs/{digest}"),
+        ("POST", "/api/blobs/{digest}"),
+    ]
     routes = [Route("POST", path, dialect, operation) for dialect, path, operation in inference]
     routes += [Route(m, path, dialect, kind=Kind.LOCAL) for methods, dialect, path in local for m in methods.split()]
+    routes += [Route(method, path, ollama, kind=Kind.STORE) for method, path in store]
     return {(route.method, route.path): route for route in routes}
 
 
@@ -98,19 +127,11 @@ for _method, _path in ROUTES:
 _QUERY = {"/slots": ("fail_on_no_slot",)}
 """Query parameters that mean something, by path."""
 
-_CLOSED = {
-    "/api/pull": "POST",
-    "/api/push": "POST",
-    "/api/create": "POST",
-    "/api/copy": "POST",
-    "/api/delete": "DELETE",
-}
-"""Ollama's routes that change the model store."""
+_NOT_OLLAMAS = frozenset({"/v1/messages/count_tokens", "/v1/rerank"})
+"""Paths that only a llama-server has, among those of the shared APIs."""
 
-_CLOSED_TEXT = (
-    "changing the model store is closed at slotgate: pull, push, create, copy and delete models at the backend itself, "
-    "for example with OLLAMA_HOST set to the backend's own address"
-)
+_URL_CHARS = string.ascii_letters + string.digits + string.punctuation
+"""What stays as it is in a Location header; everything else is escaped."""
 
 _LLAMACPP_ROOTS = frozenset(
     names(
@@ -120,9 +141,14 @@ _LLAMACPP_ROOTS = frozenset(
 )
 """First path segments under which llama.cpp clients look for things; a miss is answered in that server's form."""
 
-_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]*(/[A-Za-z0-9][A-Za-z0-9._:@-]*)*")
-_MODEL_PREFIX = "/v1/models/"
-_BLOB_PREFIX = "/api/blobs/"
+_PATTERNS = {
+    "/v1/models/": ("/v1/models/{model}", re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]*(/[A-Za-z0-9][A-Za-z0-9._:@-]*)*")),
+    "/api/user/keys/": ("/api/user/keys/{key}", re.compile(r"[A-Za-z0-9_=-]{1,1024}")),
+    "/api/blobs/": ("/api/blobs/{digest}", re.compile(r"[A-Za-z0-9:_-]{1,128}")),
+}
+"""What a path with one free part begins with: its route, and what that part may be once it is decoded."""
+_METHOD_ORDER = ("HEAD", "GET", "POST", "DELETE")
+"""In which Ollama lists methods in `Allow`: that in which its routes name them first."""
 _TEXT = ("Content-Type", "text/plain")
 _JSON = ("Content-Type", "application/json; charset=utf-8")
 
@@ -132,19 +158,59 @@ def find(method: str, raw_path: str) -> Route | RouteError:
 
     Unknown paths get Ollama's `404 page not found`, or llama-server's JSON where a llama.cpp client would ask; a
     known path with another method gets Ollama's 405 with `Allow` (llama-server has no 405: its paths get its 404).
+    One slash after a known path is redirected as by Ollama: 301 for GET, 307 otherwise, with the query string.
     """
-    path, _, query = raw_path.partition("?")
-    route = ROUTES.get((method, path))
+    path, mark, query = raw_path.partition("?")
+    route = _route(method, path)
     if route is not None:
         return _with_query(route, query) if query and path in _QUERY else route
-    if path.startswith(_MODEL_PREFIX):
-        return _model_route(method, path)
-    if path in _METHODS:
-        return _wrong_method(path, _METHODS[path])
-    if path in _CLOSED or path.startswith(_BLOB_PREFIX):
-        allowed = [_CLOSED[path]] if path in _CLOSED else ["HEAD", "POST"]
-        return _closed() if method in allowed else _wrong_method(path, allowed)
-    return _unknown(path)
+    if path.endswith("/") and len(path) > 2 and _is_ollamas(method, path[:-1]):
+        return _redirect(method, path[:-1] + mark + query)
+    if not (allowed := allowed_methods(path)):
+        return _unknown(path)
+    return _wrong_method(path, allowed)
+
+
+def allowed_methods(path: str) -> list[str]:
+    """What may be done with a path, in the order of `Allow`; nothing with an unknown one."""
+    known = _METHODS.get(_canonical(path)[0], [])
+    return [method for method in _METHOD_ORDER if method in known]
+
+
+def _canonical(path: str) -> tuple[str, str | None]:
+    """The path that the table knows, and the decoded part that is free in it."""
+    for prefix, (pattern, allowed) in _PATTERNS.items():
+        if path.startswith(prefix):
+            part = unquote(path.removeprefix(prefix))
+            return (pattern, part) if allowed.fullmatch(part) else ("", None)
+    return ("", None) if "{" in path else (path, None)
+
+
+def _route(method: str, path: str) -> Route | None:
+    route = ROUTES.get((method, path))
+    if route is not None and "{" not in path:
+        return route
+    known, part = _canonical(path)
+    route = ROUTES.get((method, known))
+    return route if route is None or part is None else msgspec.structs.replace(route, model=part)
+
+
+def _is_ollamas(method: str, path: str) -> bool:
+    """Whether Ollama has a route there: only its own paths are redirected to."""
+    route = _route(method, path)
+    if route is None:
+        return method in allowed_methods(path)
+    return route.dialect is not Dialect.LLAMACPP and route.path not in _NOT_OLLAMAS
+
+
+def _redirect(method: str, target: str) -> RouteError:
+    target = quote(target, safe=_URL_CHARS, errors="surrogateescape")
+    status = 301 if method == "GET" else 307
+    if method not in ("GET", "HEAD"):
+        return RouteError(status, [("Location", target)], b"")
+    shown = html.escape(target, quote=True)
+    body = f'<a href="{shown}">{HTTPStatus(status).phrase}</a>.\n\n'.encode()
+    return RouteError(status, [("Content-Type", "text/html; charset=utf-8"), ("Location", target)], body)
 
 
 def _with_query(route: Route, query: str) -> Route:
@@ -154,16 +220,6 @@ def _with_query(route: Route, query: str) -> Route:
         if name in _QUERY[route.path]:
             kept.append((name, unquote(value)))
     return msgspec.structs.replace(route, query=tuple(kept))
-
-
-def _model_route(method: str, path: str) -> Route | RouteError:
-    name = unquote(path.removeprefix(_MODEL_PREFIX))
-    if not _MODEL_NAME.fullmatch(name):
-        return _unknown(path)
-    route = ROUTES.get((method, "/v1/models/{model}"))
-    if route is None:
-        return _wrong_method(path, _METHODS["/v1/models/{model}"])
-    return msgspec.structs.replace(route, model=name)
 
 
 def _unknown(path: str) -> RouteError:
@@ -177,7 +233,3 @@ def _wrong_method(path: str, allowed: list[str]) -> RouteError:
     if path[1:].partition("/")[0] in _LLAMACPP_ROOTS:
         return _unknown(path)
     return RouteError(405, [("Allow", ", ".join(allowed)), _TEXT], b"405 method not allowed")
-
-
-def _closed() -> RouteError:
-    return RouteError(403, [_JSON], msgspec.json.encode({"error": _CLOSED_TEXT}))

@@ -14,6 +14,12 @@ KEEP_BYTES = 8 * 1024
 _HEAD_BYTES = 2 * 1024
 
 
+REPEATED = 30
+"""Same tokens in a row after which Ollama ends an answer that has no end (llm/llama_server.go: more than 30)."""
+_ADDED = re.compile(rb'"(?:content|response|delta|text)":"((?:[^"\\]|\\.)+)"')
+"""What a record adds to an answer: of Ollama's own APIs, chat completions, responses, messages and completions."""
+
+
 class Usage(msgspec.Struct, frozen=True):
     """What one answer cost, as its engine reports it. None: not told."""
 
@@ -26,6 +32,8 @@ class Usage(msgspec.Struct, frozen=True):
     output_ms: float | None = None
     slot: int | None = None
     """The slot that answered: told at the end of llama-server's own streams and answers, if the prompt is not long."""
+    load_ms: float | None = None
+    """Time until the model was loaded: told by an Ollama's own API, which loads it if nobody has."""
 
 
 class StreamWatch:
@@ -82,6 +90,12 @@ class StreamWatch:
         if isinstance(error, dict):
             error = error.get("message")
         return error if isinstance(error, str) else None
+
+    @property
+    def repeated(self) -> bool:
+        """The last records of the stream all add the same text. Ollama ends such an answer, without an end mark."""
+        said = _ADDED.findall(self._tail())[-REPEATED:]
+        return len(said) == REPEATED and len(set(said)) == 1
 
     def _tail(self) -> bytes:
         if len(self._chunks) > 1 or self._size > KEEP_BYTES:
@@ -145,11 +159,13 @@ def _usage(tail: bytes, head: bytes) -> Usage:
         )
     if b'"eval_duration":' in tail or b'"total_duration":' in tail:
         prompt_ns, output_ns = _float(tail, b"prompt_eval_duration"), _float(tail, b"eval_duration")
+        load_ns = _float(tail, b"load_duration")
         return Usage(
             prompt_tokens=_int(tail, b"prompt_eval_count"),
             output_tokens=_int(tail, b"eval_count"),
             prompt_ms=None if prompt_ns is None else prompt_ns / 1e6,
             output_ms=None if output_ns is None else output_ns / 1e6,
+            load_ms=None if load_ns is None else load_ns / 1e6,
         )
     if b'"input_tokens":' in tail or b'"output_tokens":' in tail:
         return _anthropic_usage(tail, head)

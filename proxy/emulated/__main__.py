@@ -3,15 +3,17 @@
 import argparse
 import asyncio
 import math
+import os
 import signal
 import sys
 from pathlib import Path
 
 import structlog
 
+from proxy.emulated.as_ollama import check_command, child_metrics, is_version, read_environment
 from proxy.emulated.emulated_engine import EmulatedEngine
 from proxy.emulated.engine import Departure
-from proxy.emulated.options import EmulatedModel
+from proxy.emulated.options import Options, read_model
 from scheduler.simulation.step_times import PRESETS
 
 log = structlog.get_logger("slotgate.emulated")
@@ -39,7 +41,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--api", choices=("llama-server", "ollama"), default="llama-server")
     add("--listen", default="127.0.0.1:0", metavar="HOST:PORT|unix:/PATH", help="port 0: any free one, logged")
     add("--address-file", type=Path, metavar="FILE", help="written once it listens: its URL, or unix:/PATH")
-    add("--model", action="append", metavar="NAME", help="may be repeated with --api=ollama")
+    add(
+        "--model",
+        action="append",
+        metavar="NAME[,KEY=VALUE...]",
+        help="may be repeated with --api=ollama; keys: size, parameters, context, embedding, family, quantization, "
+        "weights, capabilities (joined by +), num_ctx",
+    )
     add("--capabilities", default="completion,tools", help="of every model, by comma, in Ollama's words")
     add("--slots", type=int, default=4, help="parallel sequences (per model)")
     add("--context", type=int, default=4096, help="tokens per slot")
@@ -58,6 +66,13 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--keep-alive", type=float, default=300.0, metavar="SECONDS", help="Ollama: idle time until a model is unloaded"
     )
+    add("--memory", type=float, default=0, metavar="GIB", help="Ollama: what the card holds; 0: no limit")
+    add("--children", action="store_true", help="Ollama: a real llama-server-like process for each loaded model")
+    add("--ps-stall", type=float, default=0, metavar="SECONDS", help="Ollama: /api/ps hangs so at loads and unloads")
+    add("--models-dir", default="", metavar="DIR", help="Ollama: the model store, which several may share")
+    add("--registry", action="append", default=[], metavar="NAME[,KEY=VALUE...]", help="Ollama: what can be pulled")
+    add("--registry-speed", type=_speed, default=math.inf, metavar="BYTES", help="Ollama: bytes per second of a pull")
+    add("--cloud", action="store_true", help="Ollama: signed in, so that cloud models are answered")
     add(
         "--departure",
         choices=[kind.value for kind in Departure],
@@ -69,38 +84,60 @@ def build_parser() -> argparse.ArgumentParser:
     add("--infill", action="store_true")
     add("--no-metrics", action="store_true")
     add("--slot-save-path", default="", metavar="DIR")
-    add("--faults", action="store_true", help="have /emulated/faults")
+    add("--faults", action="store_true", help="have /emulated/faults and /emulated/state")
     add("--uvloop", action="store_true", help="run on uvloop")
+    add(
+        "--as-ollama",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="the last option: stand in for the program `ollama`, with its arguments (serve) and its environment",
+    )
     return parser
 
 
 def make_engine(arguments: argparse.Namespace) -> EmulatedEngine:
-    """The engine that the command line describes.
+    """The engine that the command line describes; as Ollama, the environment too, which wins.
 
     Raises:
         OSError: the key file cannot be read.
+        ValueError: a model, or something of the environment, is not understood.
     """
     capabilities = tuple(arguments.capabilities.split(","))
     keys = arguments.api_key_file.read_text().split() if arguments.api_key_file else []
+    has_own_store = bool(arguments.models_dir or (arguments.as_ollama and os.environ.get("OLLAMA_MODELS")))
+    names = arguments.model or ([] if has_own_store else ["emulated"])
+    values = {
+        "listen": arguments.listen,
+        "slots": arguments.slots,
+        "context": arguments.context,
+        "host_cache_tokens": arguments.host_cache_tokens,
+        "copy_idle_slots": arguments.copy_idle_slots,
+        "max_loaded": arguments.max_loaded,
+        "max_queue": arguments.max_queue,
+        "keep_alive_s": arguments.keep_alive,
+        "models_dir": arguments.models_dir,
+        "child_metrics": child_metrics(os.environ),
+    }
+    if arguments.as_ollama is not None:
+        check_command(arguments.as_ollama)
+        values |= read_environment(os.environ)
     engine = EmulatedEngine(
         arguments.api,
-        listen=arguments.listen,
-        models=[EmulatedModel(name, capabilities=capabilities) for name in arguments.model or ["emulated"]],
-        slots=arguments.slots,
-        context=arguments.context,
+        models=[read_model(name, capabilities) for name in names],
+        registry=[read_model(name, capabilities) for name in arguments.registry],
+        registry_bytes_per_s=arguments.registry_speed,
         card=PRESETS[arguments.card],
         speed=arguments.speed,
         batch=arguments.batch,
-        host_cache_tokens=arguments.host_cache_tokens,
-        copy_idle_slots=arguments.copy_idle_slots,
         kv_unified=arguments.kv_unified,
         seed=arguments.seed,
         answer_tokens=arguments.answer_tokens,
         api_keys=tuple(keys),
         load_s=arguments.load,
-        max_loaded=arguments.max_loaded,
-        max_queue=arguments.max_queue,
-        keep_alive_s=arguments.keep_alive,
+        memory_bytes=int(arguments.memory * 2**30),
+        children=arguments.children,
+        ps_stall_s=arguments.ps_stall,
+        cloud=arguments.cloud,
         departure=Departure(arguments.departure),
         embeddings=arguments.embeddings,
         reranking=arguments.reranking,
@@ -108,6 +145,7 @@ def make_engine(arguments: argparse.Namespace) -> EmulatedEngine:
         metrics=not arguments.no_metrics,
         save_path=arguments.slot_save_path,
         fault_route=arguments.faults,
+        **values,
     )
     engine.dies_for_real = True
     return engine
@@ -134,6 +172,9 @@ async def run(engine: EmulatedEngine, address_file: Path | None = None) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run; the exit status."""
     arguments = build_parser().parse_args(argv)
+    if arguments.as_ollama is not None and is_version(arguments.as_ollama):
+        sys.stdout.write(f"ollama version is {Options().version}\n")
+        return 0
     try:
         engine = make_engine(arguments)
         if arguments.uvloop:

@@ -37,6 +37,8 @@ class Answer(Silent):
         self.jobs: list[Job] = []
         self.child_dies: Callable[[], None] | None = None
         """Ends the process that computes (Ollama), which fails its every job."""
+        self.let_go: Callable[[], None] | None = None
+        """Told at once that the client has left (Ollama), while the engine may compute on."""
         self._fault = fault
         self._tokens = 0
         exchange.on_gone = self._left
@@ -53,6 +55,8 @@ class Answer(Silent):
     def _left(self) -> None:
         for job in self.jobs:
             self.engine.leave(job)
+        if self.let_go is not None:
+            self.let_go()
 
     def befallen(self) -> bool:
         """Count a token; whether the fault strikes now. Afterwards the answer is over."""

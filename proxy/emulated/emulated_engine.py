@@ -5,6 +5,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -18,7 +19,11 @@ from proxy.emulated.jobs import Job
 from proxy.emulated.llama_api import LlamaApi
 from proxy.emulated.llama_heads import llama_manners
 from proxy.emulated.ollama_api import OllamaApi
+from proxy.emulated.ollama_children import ChildProcess
+from proxy.emulated.ollama_files import DirectoryFiles, MemoryFiles
 from proxy.emulated.ollama_heads import ollama_manners
+from proxy.emulated.ollama_loaded import LoadCounts, Loaded
+from proxy.emulated.ollama_store import Store
 from proxy.emulated.options import EmulatedModel, Options
 from proxy.emulated.wire import Exchange, Listener
 
@@ -41,6 +46,9 @@ class Api(Protocol):
 
     async def close(self) -> None:
         """Stop computing."""
+
+    def orphan(self) -> None:
+        """Leave processes of its own behind, as the death of this one does."""
 
     def engines(self) -> list[SlotEngine]:
         """The slot engines that run now."""
@@ -85,6 +93,7 @@ class EmulatedEngine:
         api: `llama-server` or `ollama`.
         listen: `HOST:PORT` (port 0: any free one) or `unix:/PATH`.
         models: names, or `EmulatedModel`s; llama-server has the first only.
+        registry: the same, of what an Ollama can pull.
         values: every other field of `Options`, by name.
     """
 
@@ -94,10 +103,13 @@ class EmulatedEngine:
         *,
         listen: str = "127.0.0.1:0",
         models: Sequence[str | EmulatedModel] = ("emulated",),
+        registry: Sequence[str | EmulatedModel] = (),
         **values: Any,
     ) -> None:
-        given = tuple(EmulatedModel(model) if isinstance(model, str) else model for model in models)
-        self.options = Options(api=api, models=given, **values)
+        self.options = Options(api=api, models=_models(models), registry=_models(registry), **values)
+        self.loads = LoadCounts()
+        """What happened to an Ollama's runners, over all its lives."""
+        self._store: Store | None = None
         self.faults = Faults(self._apply)
         self.requests: deque[Seen] = deque(maxlen=_KEPT_REQUESTS)
         self.max_concurrent_seen = 0
@@ -130,7 +142,7 @@ class EmulatedEngine:
             ValueError: the address cannot be read.
         """
         if self.options.api == "ollama":
-            api: Api = OllamaApi(self.options)
+            api: Api = OllamaApi(self.options, self._open_store(), self.loads, self.faults)
             manners = ollama_manners()
         else:
             api = LlamaApi(self.options)
@@ -157,8 +169,21 @@ class EmulatedEngine:
             await api.close()
 
     def kill(self) -> None:
-        """Die as by SIGKILL: connections break where they are. `start` brings it back."""
+        """Die as by SIGKILL: connections break where they are; an Ollama's children live on. `start` brings it back."""
+        if self._api is not None:
+            self._api.orphan()
         self._end(reset=True)
+
+    def _open_store(self) -> Store:
+        """An Ollama's models; in memory they outlive its process, as on a disk."""
+        if self._store is None:
+            directory = self.options.models_dir
+            self._store = Store(DirectoryFiles(Path(directory)) if directory else MemoryFiles())
+            for model in reversed(self.options.models):
+                self._store.provide(model)
+        if self.options.prunes:
+            self._store.prune()
+        return self._store
 
     def _end(self, *, reset: bool) -> None:
         listener, self._listener = self._listener, None
@@ -181,6 +206,17 @@ class EmulatedEngine:
     def engines(self) -> list[SlotEngine]:
         """The slot engines that run now: one, or one per loaded model (Ollama)."""
         return self._api.engines() if self._api is not None else []
+
+    @property
+    def residents(self) -> list[Loaded]:
+        """What an Ollama holds loaded now."""
+        return list(self._api.models.loaded.values()) if isinstance(self._api, OllamaApi) else []
+
+    @property
+    def children(self) -> list[ChildProcess]:
+        """The processes of an Ollama's runners, those that still load among them."""
+        children = self._api.children if isinstance(self._api, OllamaApi) else None
+        return [child for child in children.started if child.process.poll() is None] if children is not None else []
 
     @property
     def open_requests(self) -> int:
@@ -212,6 +248,19 @@ class EmulatedEngine:
         """Connections now."""
         return len(self._listener.connections) if self._listener is not None else 0
 
+    def state(self) -> dict[str, Any]:
+        """What /emulated/state tells."""
+        models = self._api.models if isinstance(self._api, OllamaApi) else None
+        counts: dict[str, Any] = msgspec.to_builtins(self.loads)
+        return counts | {
+            "pending_loads": 0 if models is None else models.pending,
+            "events": [] if models is None else msgspec.to_builtins(list(models.turns)),
+            "resident": [loaded.view() for loaded in self.residents],
+            "open_requests": self.open_requests,
+            "max_concurrent_seen": self.max_concurrent_seen,
+            "requests": len(self.requests),
+        }
+
     # -- requests
 
     async def _respond(self, exchange: Exchange) -> None:
@@ -221,6 +270,9 @@ class EmulatedEngine:
             return
         if self.options.fault_route and exchange.path == "/emulated/faults":
             self._fault_route(exchange)
+            return
+        if self.options.fault_route and exchange.path == "/emulated/state":
+            exchange.whole(200, [("Content-Type", "application/json")], orjson.dumps(self.state()))
             return
         inference = exchange.method == "POST" and exchange.path in api.inference
         self._note(exchange, inference=inference)
@@ -303,3 +355,7 @@ class EmulatedEngine:
             **({"error": problem} if problem else {}),
         }
         exchange.whole(status, [("Content-Type", "application/json")], orjson.dumps(view))
+
+
+def _models(given: Sequence[str | EmulatedModel]) -> tuple[EmulatedModel, ...]:
+    return tuple(EmulatedModel(model) if isinstance(model, str) else model for model in given)

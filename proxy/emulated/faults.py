@@ -22,10 +22,17 @@ class Kind(StrEnum):
     SLOW = "slow"  # every step takes longer
     FREEZE = "freeze"  # answers, but computes nothing
     KILL = "kill"  # the whole process dies
+    LOAD_FAILS = "load-fails"  # Ollama: a load ends with an error
+    PULL_FAILS = "pull-fails"  # Ollama: a download ends after some bytes
 
 
 _SWITCHES = frozenset({Kind.REFUSE, Kind.RESET_NEW, Kind.SLOW, Kind.FREEZE, Kind.KILL})
-"""Faults of the engine as a whole; the others befall single requests."""
+"""Faults of the engine as a whole; the others befall single requests or loads."""
+LOAD_FAILED = (
+    "model failed to load, this may be due to resource limitations or an internal error, "
+    "check ollama server logs for details"
+)
+"""Ollama's words where it knows none of its own."""
 
 
 class Fault(msgspec.Struct):
@@ -38,12 +45,14 @@ class Fault(msgspec.Struct):
     """Only requests whose path begins so (`/`: every request); empty: only those that take a slot, not probes."""
     after_tokens: int = 0
     """For faults in the middle of an answer: tokens that still come."""
+    after_bytes: int = 0
+    """For `pull-fails`: bytes of each blob that still come."""
     factor: float = 1.0
     """For `slow`: steps take this many times longer."""
     extra_s: float = 0.0
     """For `slow`: and this many seconds more; for the others: wait so long first."""
     message: str = "emulated fault"
-    """For `error`: what the engine says."""
+    """For `error`, `load-fails` and `pull-fails`: what the engine says."""
     befell: int = 0
     """How many requests it has befallen so far."""
 
@@ -67,6 +76,10 @@ class Faults:
             ValueError: no such kind.
             TypeError: no such value.
         """
+        if Kind(kind) is Kind.LOAD_FAILS:
+            values = {"message": LOAD_FAILED} | values
+        if Kind(kind) is Kind.PULL_FAILS:
+            values = {"path": "/api/pull"} | values
         fault = Fault(kind=Kind(kind), **values)
         self.faults.append(fault)
         self._apply(self.faults)
@@ -82,9 +95,17 @@ class Faults:
         for fault in self.faults:
             spent = fault.times is not None and fault.befell >= fault.times
             meant = path.startswith(fault.path) if fault.path else inference
-            if fault.kind not in _SWITCHES and not spent and meant:
+            if fault.kind not in _SWITCHES and fault.kind is not Kind.LOAD_FAILS and not spent and meant:
                 fault.befell += 1
                 return fault
+        return None
+
+    def load_fails(self) -> str | None:
+        """What a load that is about to succeed ends with instead, counted; None: it succeeds."""
+        for fault in self.faults:
+            if fault.kind is Kind.LOAD_FAILS and (fault.times is None or fault.befell < fault.times):
+                fault.befell += 1
+                return fault.message
         return None
 
     def active(self, kind: Kind) -> Fault | None:

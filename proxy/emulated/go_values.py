@@ -87,6 +87,7 @@ _INTEGERS = frozenset(
         "num_gpu",
         "main_gpu",
         "num_thread",
+        "draft_num_predict",
         "num_keep",
         "seed",
         "num_predict",

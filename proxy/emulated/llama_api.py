@@ -100,6 +100,9 @@ class LlamaApi:
         """Stop computing."""
         await self.engine.close()
 
+    def orphan(self) -> None:
+        """Nothing: it is one process."""
+
     def engines(self) -> list[SlotEngine]:
         """The one engine."""
         return [self.engine]

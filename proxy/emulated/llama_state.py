@@ -58,7 +58,7 @@ def sampling(fields: dict[str, Any], *, full: bool, chat_format: str = "Content-
         "stop": None,
         "max_tokens": most,
         "n_predict": most,
-        "n_keep": 0,
+        "n_keep": fields.get("n_keep", 0),
         "n_discard": 0,
         "ignore_eos": bool(fields.get("ignore_eos", False)),
         "stream": bool(fields.get("stream", False)),
@@ -149,11 +149,15 @@ def slot_view(slot: Slot, engine: SlotEngine) -> dict[str, Any]:
     }
 
 
-def metrics(engine: SlotEngine, since: dict[str, float]) -> str:
-    """The answer of /metrics. The two rates are of the time since the last scrape, which `since` remembers."""
+def metrics(engine: SlotEngine, since: dict[str, float], *, deferred: int | None = None) -> str:
+    """The answer of /metrics. The two rates are of the time since the last scrape, which `since` remembers.
+
+    `deferred` is what is told of waiting jobs; None: as many as there are.
+    """
     count = engine.counters
     prompt_rate = _rate(count.prompt_tokens, count.prompt_s, since, "prompt")
     output_rate = _rate(count.output_tokens, count.output_s, since, "output")
+    waiting = len(engine.deferred) if deferred is None else deferred
     busy = count.busy_slot_steps / count.steps if count.steps else 0
     rows: list[tuple[str, str, str, float]] = [
         (
@@ -189,13 +193,18 @@ def metrics(engine: SlotEngine, since: dict[str, float]) -> str:
         ("gauge", "prompt_tokens_seconds", "Average prompt throughput in tokens/s", prompt_rate),
         ("gauge", "predicted_tokens_seconds", "Average generation throughput in tokens/s", output_rate),
         ("gauge", "requests_processing", "Number of requests processing", len(engine.running)),
-        ("gauge", "requests_deferred", "Number of requests deferred", len(engine.deferred)),
+        ("gauge", "requests_deferred", "Number of requests deferred", waiting),
         ("gauge", "n_busy_slots_per_decode", "Average number of busy slots per llama_decode() call", busy),
     ]
     return "".join(
-        f"# HELP llamacpp:{name} {text}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {round(value, 6)}\n"
+        f"# HELP llamacpp:{name} {text}\n# TYPE llamacpp:{name} {kind}\nllamacpp:{name} {_number(value)}\n"
         for kind, name, text, value in rows
     )
+
+
+def _number(value: float) -> float:
+    """As C++ prints it: without a fraction that is nothing."""
+    return int(value) if value == int(value) else round(value, 6)
 
 
 def _rate(tokens: float, seconds: float, since: dict[str, float], name: str) -> float:

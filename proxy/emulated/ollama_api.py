@@ -7,14 +7,16 @@ import asyncio
 import ipaddress
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 from proxy.emulated.answers import StreamAnswer, StreamForm, WholeAnswer
-from proxy.emulated.engine import SlotEngine
-from proxy.emulated.faults import Fault
-from proxy.emulated.go_values import read_object
+from proxy.emulated.engine import Departure, SlotEngine
+from proxy.emulated.faults import Fault, Faults
 from proxy.emulated.jobs import Job, Problem
-from proxy.emulated.ollama_catalog import must_find, openai_model, openai_models, ps, show, tags
+from proxy.emulated.ollama_catalog import must_find
+from proxy.emulated.ollama_children import Children
+from proxy.emulated.ollama_files import MemoryFiles
 from proxy.emulated.ollama_frames import NativeForm, Told, load_record
 from proxy.emulated.ollama_heads import (
     EVENTS,
@@ -27,7 +29,10 @@ from proxy.emulated.ollama_heads import (
     send,
     send_error,
 )
-from proxy.emulated.ollama_models import Models, Use
+from proxy.emulated.ollama_loaded import LoadCounts, Loaded
+from proxy.emulated.ollama_models import BUSY, Models, Use
+from proxy.emulated.ollama_names import is_cloud
+from proxy.emulated.ollama_registry import Registry
 from proxy.emulated.ollama_requests import (
     Asked,
     check_model,
@@ -41,6 +46,10 @@ from proxy.emulated.ollama_requests import (
     wish_of,
 )
 from proxy.emulated.ollama_responses import ResponsesForm
+from proxy.emulated.ollama_runner import Shape
+from proxy.emulated.ollama_state import OllamaState
+from proxy.emulated.ollama_store import Store, StoredModel
+from proxy.emulated.ollama_store_routes import StoreRoutes
 from proxy.emulated.ollama_v1 import AnthropicForm, OpenAiChatForm, OpenAiCompletionForm
 from proxy.emulated.ollama_vectors import OllamaVectors
 from proxy.emulated.options import EmulatedModel, Options
@@ -49,7 +58,7 @@ from proxy.emulated.replies import plan_reply
 from proxy.emulated.wire import Exchange, Headers
 from proxy.tasks import Tasks
 
-CHILD_DIED = "an error was encountered while running the model: unexpected EOF"
+_CLOUD_SLOTS = 64
 _ALLOWED_HEADERS = "Authorization,Content-Type,User-Agent,Accept,X-Requested-With"
 Route = Callable[[Exchange, Fault | None], Awaitable[None]]
 
@@ -78,26 +87,44 @@ class OllamaApi:
         }
     )
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, store: Store, counts: LoadCounts, faults: Faults) -> None:
         self.options = options
-        self.models = Models(options)
+        self.children = Children(store.place, metrics_on=options.child_metrics) if options.children else None
+        spawn = self.children.spawn if self.children is not None else None
+        self.models = Models(options, store, counts, spawn=spawn, fails=faults.load_fails)
+        self._store = store
         self._tasks = Tasks()
+        self._cloud: Loaded | None = None
         vectors = OllamaVectors(self.models, self._use)
+        state = OllamaState(self.models)
+        registry = Registry(store, options.registry, options.registry_bytes_per_s, prunes=options.prunes)
+        self._changes = StoreRoutes(store, registry, partial(must_find, store), cloud=options.cloud)
+        changes = self._changes
         self._routes: dict[str, dict[str, Route]] = {
-            "/": dict.fromkeys(("GET", "HEAD"), self._root),
-            "/api/version": dict.fromkeys(("GET", "HEAD"), self._version),
-            "/api/tags": dict.fromkeys(("GET", "HEAD"), self._tags),
-            "/api/ps": {"GET": self._ps},
-            "/api/status": {"GET": self._status},
-            "/api/show": {"POST": self._show},
-            "/api/copy": {"POST": self._copy},
-            "/api/delete": {"DELETE": self._delete},
+            "/": dict.fromkeys(("GET", "HEAD"), state.root),
+            "/api/version": dict.fromkeys(("GET", "HEAD"), state.version),
+            "/api/tags": dict.fromkeys(("GET", "HEAD"), state.tags),
+            "/api/ps": {"GET": state.ps},
+            "/api/status": {"GET": state.status},
+            "/api/show": {"POST": state.show},
+            "/api/copy": {"POST": changes.copy},
+            "/api/delete": {"DELETE": changes.delete},
+            "/api/pull": {"POST": changes.pull},
+            "/api/push": {"POST": changes.push},
+            "/api/create": {"POST": changes.create},
+            "/api/blobs/*": dict.fromkeys(("HEAD", "POST"), changes.blob),
+            "/api/me": {"POST": changes.me},
+            "/api/signout": {"POST": changes.sign_out},
+            "/api/user/keys/*": {"DELETE": changes.sign_out},
+            "/api/experimental/web_search": {"POST": changes.web},
+            "/api/experimental/web_fetch": {"POST": changes.web},
+            "/api/experimental/model-recommendations": {"GET": changes.recommendations},
             "/api/chat": {"POST": self._chat},
             "/api/generate": {"POST": self._generate},
             "/api/embed": {"POST": vectors.embed},
             "/api/embeddings": {"POST": vectors.embeddings},
-            "/v1/models": {"GET": self._openai_models},
-            "/v1/models/*": {"GET": self._openai_model},
+            "/v1/models": {"GET": state.openai_models},
+            "/v1/models/*": {"GET": state.openai_model},
             "/v1/chat/completions": {"POST": self._openai_chat},
             "/v1/completions": {"POST": self._openai_completion},
             "/v1/embeddings": {"POST": vectors.openai},
@@ -108,10 +135,21 @@ class OllamaApi:
     async def start(self) -> None:
         """Nothing: models are loaded when they are asked for."""
 
+    def orphan(self) -> None:
+        """Die as by SIGKILL: the children live on."""
+        self.models.freeze()
+        if self.children is not None:
+            self.children.let_go()
+
     async def close(self) -> None:
-        """Unload everything."""
+        """Unload everything, and end every child."""
         await self._tasks.close()
+        await self._changes.close()
         await self.models.close()
+        if self._cloud is not None:
+            await self._cloud.engine.close()
+        if self.children is not None:
+            self.children.close()
 
     def engines(self) -> list[SlotEngine]:
         """Of every loaded model."""
@@ -119,8 +157,7 @@ class OllamaApi:
 
     def loading(self, exchange: Exchange) -> None:
         """Answer that too many requests wait for loads."""
-        message = "server busy, please try again.  maximum pending requests exceeded"
-        send_error(exchange, OllamaError(503, message))
+        send_error(exchange, OllamaError(503, BUSY))
 
     def broken(self, exchange: Exchange, message: str) -> None:
         """Answer with an internal error."""
@@ -135,8 +172,7 @@ class OllamaApi:
         if exchange.method == "OPTIONS" and origin:
             self._preflight(exchange)
             return
-        path = "/v1/models/*" if exchange.path.startswith("/v1/models/") else exchange.path
-        routes = self._routes.get(path)
+        routes = self._routes.get(exchange.path) or self._routes.get(f"{exchange.path.rpartition('/')[0]}/*")
         if routes is None:
             exchange.whole(404, [("Content-Type", "text/plain")], b"404 page not found")
             return
@@ -160,46 +196,6 @@ class OllamaApi:
             ("Vary", "Access-Control-Request-Headers"),
         ]
         exchange.whole(204, headers, b"")
-
-    # -- state
-
-    async def _root(self, exchange: Exchange, fault: Fault | None) -> None:  # noqa: ARG002
-        exchange.whole(200, [("Content-Type", "text/plain; charset=utf-8")], b"Ollama is running")
-
-    async def _version(self, exchange: Exchange, fault: Fault | None) -> None:  # noqa: ARG002
-        send(exchange, go_json({"version": self.options.version}))
-
-    async def _status(self, exchange: Exchange, fault: Fault | None) -> None:  # noqa: ARG002
-        send(exchange, go_json({"cloud": {"disabled": True, "source": "env"}}))
-
-    async def _tags(self, exchange: Exchange, fault: Fault | None) -> None:  # noqa: ARG002
-        send(exchange, go_json(tags(self.models)))
-
-    async def _ps(self, exchange: Exchange, fault: Fault | None) -> None:  # noqa: ARG002
-        send(exchange, go_json(ps(self.models)))
-
-    async def _show(self, exchange: Exchange, fault: Fault | None) -> None:  # noqa: ARG002
-        body = read_object(exchange.body, "api.ShowRequest")
-        model = must_find(self.models, body.get("model") or body.get("name"), tagged=True)
-        send(exchange, go_json(show(self.models, model)))
-
-    async def _openai_models(self, exchange: Exchange, fault: Fault | None) -> None:  # noqa: ARG002
-        send(exchange, go_json(openai_models(self.models)) + b"\n", headers=PLAIN_JSON)
-
-    async def _openai_model(self, exchange: Exchange, fault: Fault | None) -> None:  # noqa: ARG002
-        name = exchange.path.removeprefix("/v1/models/")
-        must_find(self.models, name, tagged=True)
-        send(exchange, go_json(openai_model(self.models, name)) + b"\n", headers=PLAIN_JSON)
-
-    async def _copy(self, exchange: Exchange, fault: Fault | None) -> None:  # noqa: ARG002
-        body = read_object(exchange.body, "api.CopyRequest")
-        self.models.copy(must_find(self.models, body.get("source"), quote='"'), str(body.get("destination")))
-        exchange.whole(200, [], b"")
-
-    async def _delete(self, exchange: Exchange, fault: Fault | None) -> None:  # noqa: ARG002
-        body = read_object(exchange.body, "api.DeleteRequest")
-        self.models.remove(must_find(self.models, body.get("model") or body.get("name")))
-        exchange.whole(200, [], b"")
 
     # -- text
 
@@ -245,27 +241,40 @@ class OllamaApi:
         make_form: Callable[[Told, Asked], Form],
     ) -> None:
         begin_s = time.monotonic()
-        model = must_find(self.models, asked.model)
-        if asked.empty and asked.keep_alive_s == 0:
-            self.models.expire(model)
-            send(exchange, load_record(asked.model, "unload", chat=asked.chat))
-            return
-        check_model(asked, model)
-        use = await self._use(exchange, model, asked.runner, asked.keep_alive_s)
+        if is_cloud(asked.model):
+            use: Use | None = Use(self._cloud_model(asked.model), 0.0, None)
+        else:
+            model = must_find(self._store, asked.model)
+            if asked.empty and asked.keep_alive_s == 0:
+                self.models.expire(model)
+                send(exchange, load_record(asked.model, "unload", chat=asked.chat))
+                return
+            check_model(asked, model)
+            use = await self._use(exchange, model, asked.runner, asked.keep_alive_s)
         if use is None:
             return
         if asked.empty:
-            self.models.release(use.loaded)
+            use.release()
             send(exchange, load_record(asked.model, "load", chat=asked.chat))
             return
-        exchange.on_ended.append(lambda: self.models.release(use.loaded))
+        exchange.on_ended.append(use.release)
         tokens = prompt_tokens(asked, use.loaded.context)
         estimate = sum(len(content_text(message.get("content"))) for message in asked.messages) // 4
-        form = make_form(Told(asked.model, use.waited_s, begin_s, max(1, estimate)), asked)
+        form = make_form(Told(asked.model, use.waited_s, begin_s, max(1, estimate), asked.logprobs), asked)
         most = asked.most if asked.most >= 0 else 10 * use.loaded.context
         answer = self._sink(exchange, fault, asked, use, stream_headers, form)
         reply = plan_reply(tokens, wish_of(asked, self.options), max(1, most))
-        job = Job(tokens, reply, answer, most=most, streams=True, leaves_queue_at_once=True, params={"most": most})
+        params = {**asked.options, "most": most, "stream": True, "n_keep": 4, "top_p": asked.options.get("top_p", 0.9)}
+        job = Job(
+            tokens,
+            reply,
+            answer,
+            most=most,
+            streams=True,
+            leaves_queue_at_once=True,
+            params={"seed": 0, "min_p": 0.0, **params},
+        )
+        answer.let_go = use.release
         answer.run([job])
 
     def _sink(
@@ -301,14 +310,31 @@ class OllamaApi:
         return answer
 
     def _child_dies(self, use: Use) -> None:
-        self.models.child_died(use.loaded)
-        use.loaded.engine.fail_all(Problem(500, "child", CHILD_DIED))
+        self.models.kill_child(use.loaded)
+
+    def _cloud_model(self, name: str) -> Loaded:
+        """Whoever answers at ollama.com: no load, and as many slots as one wants.
+
+        Raises:
+            OllamaError: nobody is signed in.
+        """
+        if not self.options.cloud:
+            raise OllamaError(403, "ollama cloud is disabled: remote inference is unavailable")
+        if self._cloud is None:
+            context = self.options.context
+            settings = self.options.settings(slots=_CLOUD_SLOTS, context=context)
+            engine = SlotEngine(settings, speed=self.options.speed, departure=Departure.PROMPT)
+            facts = EmulatedModel(name, ("completion", "tools", "thinking"))
+            store = Store(MemoryFiles())
+            store.provide(facts)
+            self._cloud = Loaded(store.models()[0], Shape(context, _CLOUD_SLOTS, settings.batch), engine)
+        return self._cloud
 
     async def _use(
-        self, exchange: Exchange, model: EmulatedModel, runner: dict[str, Any], keep_alive_s: float | None
+        self, exchange: Exchange, model: StoredModel, runner: dict[str, Any], keep_alive_s: float | None
     ) -> Use | None:
         """Hold the model. A client that leaves gives up its wait, and the load if it was for it. None: it has left."""
-        waiting = self._tasks.start(self.models.use(model, runner, keep_alive_s), "emulated load")
+        waiting = self._tasks.start(_caught(self.models.use(model, runner, keep_alive_s)), "emulated load")
 
         def give_up() -> None:
             waiting.cancel()
@@ -317,7 +343,7 @@ class OllamaApi:
         if exchange.gone:
             give_up()
         try:
-            use: Use = await waiting
+            use: Use | OllamaError = await waiting
         except asyncio.CancelledError:
             exchange.abort()
             if not exchange.gone:
@@ -325,7 +351,17 @@ class OllamaApi:
             return None
         finally:
             exchange.on_gone = None
+        if isinstance(use, OllamaError):
+            raise use
         return use
+
+
+async def _caught(use: Awaitable[Use]) -> Use | OllamaError:
+    """An answer, not the failure of a task, which would be logged."""
+    try:
+        return await use
+    except OllamaError as error:
+        return error
 
 
 def _wants_usage(asked: Asked) -> bool:

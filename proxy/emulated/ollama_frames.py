@@ -6,6 +6,7 @@ Must not know sockets, slots or loads. Key order is Ollama's; zero counts and du
 import secrets
 import string
 import time
+import zlib
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from proxy.emulated.jobs import Job
 from proxy.emulated.ollama_heads import go_json, now_rfc3339
 from proxy.emulated.replies import Stop, ToolUse
+from proxy.emulated.text import WORDS
 
 _ID_LETTERS = string.ascii_lowercase + string.digits
 
@@ -27,6 +29,8 @@ class Told(msgspec.Struct):
     """Monotonic time of the request's arrival."""
     estimate: int = 0
     """Input tokens as estimated before the prompt is known (Anthropic's stream)."""
+    logprobs: int | None = None
+    """How many alternatives each token's probability is told with; None: it is not told."""
 
 
 def called(job: Job) -> ToolUse | None:
@@ -85,7 +89,11 @@ class NativeForm:
         """A line with the piece; of a tool call nothing until it is whole."""
         if not piece or (job.reply is not None and job.reply.tool is not None):
             return b""
-        return go_json(self._record(piece, done=False)) + b"\n"
+        return go_json(self._record(piece, done=False) | self._probabilities([piece])) + b"\n"
+
+    def _probabilities(self, pieces: list[str]) -> dict[str, Any]:
+        top = self._told.logprobs
+        return {} if top is None else {"logprobs": [logprob(piece, top) for piece in pieces if piece]}
 
     def finished(self, job: Job) -> bytes:
         """The tool call, if there is one, and the last record."""
@@ -97,17 +105,30 @@ class NativeForm:
         """Nothing: the last record says `done`."""
         return b""
 
-    def last(self, job: Job, text: str, calls: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-        """The last record of a stream."""
+    def last(
+        self, job: Job, text: str, calls: list[dict[str, Any]] | None = None, pieces: list[str] | None = None
+    ) -> dict[str, Any]:
+        """The last record of a stream; `pieces`: of an answer in one, whose probabilities it may tell."""
         record = self._record(text, calls, done=True, done_reason=done_reason(job))
         if self._context and job.reply is not None:
             record["context"] = job.prompt + job.reply.tokens[: job.decoded]
-        return record | counts(self._told, job)
+        return record | (self._probabilities(pieces) if pieces else {}) | counts(self._told, job)
 
     def whole(self, job: Job) -> bytes:
         """The answer in one piece."""
         calls = self._calls(job)
-        return go_json(self.last(job, "" if calls else job.text, calls))
+        pieces = job.reply.pieces[: job.decoded] if job.reply is not None and not calls else []
+        return go_json(self.last(job, "" if calls else job.text, calls, pieces))
+
+
+def logprob(piece: str, top: int) -> dict[str, Any]:
+    """A token's probability, made up from its text, beside those of so many of the likeliest ones."""
+
+    def entry(text: str) -> dict[str, Any]:
+        return {"token": text, "logprob": -(zlib.crc32(text.encode()) % 3000 + 1) / 1000, "bytes": list(text.encode())}
+
+    others = [entry(piece), *(entry(f" {word}") for word in WORDS)]
+    return entry(piece) | ({"top_logprobs": others[:top]} if top else {})
 
 
 def load_record(model: str, reason: str, *, chat: bool) -> bytes:

@@ -9,8 +9,9 @@ import msgspec
 
 from proxy.emulated.go_values import duration_s, expect, read_object, read_options
 from proxy.emulated.ollama_heads import OllamaError
-from proxy.emulated.ollama_models import RUNNER_OPTIONS
-from proxy.emulated.options import EmulatedModel, Options
+from proxy.emulated.ollama_runner import RUNNER_OPTIONS
+from proxy.emulated.ollama_store import STOP, StoredModel
+from proxy.emulated.options import Options
 from proxy.emulated.prompts import (
     Message,
     from_anthropic,
@@ -44,11 +45,19 @@ class Asked(msgspec.Struct):
     empty: bool = False
     """Nothing to answer: it only loads or unloads."""
     may_truncate: bool = True
+    sees: bool = False
+    """The model takes pictures."""
 
     @property
     def runner(self) -> dict[str, Any]:
         """The options that choose how the model is loaded."""
-        return {name: self.options[name] for name in RUNNER_OPTIONS if self.options.get(name) is not None}
+        given = self.options | {"shift": self.body.get("shift")}
+        return {name: given[name] for name in RUNNER_OPTIONS if given.get(name) is not None}
+
+    @property
+    def logprobs(self) -> int | None:
+        """How many alternatives each token's probability is told with; None: it is not told."""
+        return int(self.body.get("top_logprobs") or 0) if self.body.get("logprobs") is True else None
 
     @property
     def most(self) -> int:
@@ -174,14 +183,13 @@ def _translated(fields: dict[str, Any], messages: list[Message], options: dict[s
     )
 
 
-def check_model(asked: Asked, model: EmulatedModel) -> None:
-    """Check what is asked for against what the model can do, then its options.
+def check_model(asked: Asked, model: StoredModel) -> None:
+    """Check what is asked for against what the model can do, then its options; fill in what its Modelfile says.
 
     Raises:
         OllamaError: it cannot, in Ollama's words.
     """
-    name = f"registry.ollama.ai/library/{model.tagged}"
-    can = model.capabilities
+    name, can = model.name.full, model.facts.capabilities
     if "completion" not in can:
         raise OllamaError(400, f'"{asked.model}" does not support {"chat" if asked.chat else "generate"}')
     if asked.body.get("think") and "thinking" not in can:
@@ -190,7 +198,11 @@ def check_model(asked: Asked, model: EmulatedModel) -> None:
         raise OllamaError(400, f"{name} does not support tools")
     if asked.body.get("suffix") and "insert" not in can:
         raise OllamaError(400, f"{name} does not support insert")
-    asked.options = read_options(asked.options)
+    asked.sees = "vision" in can
+    own = {name: value for name, value in model.settings.items() if (name, value) != ("stop", STOP)}
+    asked.options = read_options({**own, **{name: one for name, one in asked.options.items() if one is not None}})
+    if model.system and not any(message.get("role") == "system" for message in asked.messages[:1]):
+        asked.messages = [{"role": "system", "content": model.system}, *asked.messages]
 
 
 def prompt_tokens(asked: Asked, context: int) -> list[int]:
@@ -199,7 +211,7 @@ def prompt_tokens(asked: Asked, context: int) -> list[int]:
     Raises:
         OllamaError: it does not fit and must not be cut, or it holds pictures that the model cannot see.
     """
-    if has_images(asked.messages):
+    if has_images(asked.messages) and not asked.sees:
         message = "Multimodal data provided, but model does not support multimodal requests."
         raise _child_error(f'{{"code":400,"message":"{message}","type":"invalid_request_error"}}')
     tokens = tokenize(asked.text) if asked.text is not None else asked.context + _rendered(asked, context)

@@ -17,12 +17,12 @@ from proxy.emulated.jobs import Job, Problem
 from proxy.emulated.ollama_catalog import must_find
 from proxy.emulated.ollama_heads import PLAIN_JSON, OllamaError, go_json, send, send_error
 from proxy.emulated.ollama_models import Models, Use
-from proxy.emulated.options import EmulatedModel
+from proxy.emulated.ollama_store import StoredModel
 from proxy.emulated.text import embedding, tokenize
 from proxy.emulated.wire import Exchange
 
 _NO_EMBEDDINGS = "This server does not support embeddings. Start it with `--embeddings`"
-Hold = Callable[[Exchange, EmulatedModel, dict[str, Any], float | None], Awaitable[Use | None]]
+Hold = Callable[[Exchange, StoredModel, dict[str, Any], float | None], Awaitable[Use | None]]
 
 
 class OllamaVectors:
@@ -92,32 +92,33 @@ class OllamaVectors:
         refusal: int,
         reply: Callable[[Use, list[list[int]], list[list[float]]], None],
     ) -> None:
-        model = must_find(self._models, body.get("model"))
+        model = must_find(self._models.store, body.get("model"))
         options = read_options(body.get("options"))
         use = await self._use(exchange, model, options, duration_s(body.get("keep_alive")))
         if use is None:
             return
-        exchange.on_ended.append(lambda: self._models.release(use.loaded))
+        exchange.on_ended.append(use.release)
         if not texts:
             reply(use, [], [])
             return
-        if "embedding" not in model.capabilities:
+        if "embedding" not in model.facts.capabilities:
             raise OllamaError(refusal, _NO_EMBEDDINGS)
         prompts = [tokenize(str(text)) for text in texts]
         most = use.loaded.context - 2
         if body.get("truncate") is False and any(len(prompt) > most for prompt in prompts):
             raise OllamaError(400, "the input length exceeds the context length")
         prompts = [prompt[:most] for prompt in prompts]
-        size = min(int(body.get("dimensions") or model.embedding_length), model.embedding_length)
+        size = min(int(body.get("dimensions") or model.facts.embedding_length), model.facts.embedding_length)
 
         def done(jobs: list[Job]) -> None:
-            vectors = [_shortened(embedding(job.prompt, model.embedding_length), size) for job in jobs]
+            vectors = [_shortened(embedding(job.prompt, model.facts.embedding_length), size) for job in jobs]
             reply(use, prompts, vectors)
 
         def refuse(problem: Problem) -> None:
             send_error(exchange, OllamaError(problem.status, problem.message))
 
         answer = WholeAnswer(exchange, use.loaded.engine, fault, reply=done, refuse=refuse)
+        answer.let_go = use.release
         answer.run([Job(prompt, None, answer, reuse=False, leaves_queue_at_once=True) for prompt in prompts])
 
 

@@ -1,6 +1,7 @@
 """From messages to one prompt text, for every API. Owns the chat template; must not know slots or answers."""
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import orjson
@@ -31,7 +32,8 @@ def _turn(role: str, content: str) -> str:
 
 
 def _content(message: Message) -> str:
-    text = content_text(message.get("content"))
+    text = "".join(f"<image {_digest(picture)}>" for picture in _pictures(message))
+    text += content_text(message.get("content"))
     for call in message.get("tool_calls") or ():
         function = call.get("function") or {}
         arguments = function.get("arguments")
@@ -50,15 +52,20 @@ def content_text(content: Any) -> str:
 
 def has_images(messages: Iterable[Message]) -> bool:
     """Whether any message carries a picture, in any API's form."""
-    for message in messages:
-        content = message.get("content")
-        if message.get("images"):
-            return True
-        if isinstance(content, list) and any(
-            isinstance(part, dict) and part.get("type") in {"image", "image_url", "input_image"} for part in content
-        ):
-            return True
-    return False
+    return any(True for message in messages for _ in _pictures(message))
+
+
+def _pictures(message: Message) -> Iterator[Any]:
+    yield from message.get("images") or ()
+    content = message.get("content")
+    for part in content if isinstance(content, list) else ():
+        if isinstance(part, dict) and part.get("type") in {"image", "image_url", "input_image"}:
+            yield part
+
+
+def _digest(picture: Any) -> str:
+    """What stands for a picture in a prompt: another picture, another prompt."""
+    return hashlib.sha256(repr(picture).encode()).hexdigest()[:32]
 
 
 def from_anthropic(body: dict[str, Any]) -> list[Message]:

@@ -8,7 +8,7 @@ what only holds a socket.
 from proxy.dialects.contract import Outgoing, ReplyTransform, TruncatedReply, Watch
 from proxy.relay.client import Client
 from proxy.relay.collector import Collector
-from proxy.relay.contract import AttemptError, Exchanged, Framing, Receiver
+from proxy.relay.contract import NO_END_MARK, AttemptError, Exchanged, Framing, Receiver
 from proxy.relay.exchange import exchange
 from proxy.relay.frontend import ClientConnection, Frontend
 from proxy.relay.intake import BodyTooLarge, check_request, read_body
@@ -16,6 +16,7 @@ from proxy.relay.pool import ConnectionPool
 from proxy.relay.sweeper import Sweeper
 
 __all__ = [
+    "NO_END_MARK",
     "AttemptError",
     "BodyTooLarge",
     "Client",

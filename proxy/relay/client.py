@@ -4,6 +4,8 @@ aiohttp parses requests; answers go past it. A stream of tokens costs one `trans
 socket then, with no task woken and nothing encoded twice.
 """
 
+import time
+from http import HTTPStatus
 from typing import Any, Final
 
 from aiohttp import HttpVersion11, web
@@ -12,7 +14,7 @@ from proxy.dialects.contract import Headers
 from proxy.relay.contract import Framing
 from proxy.relay.framing import LAST_CHUNK
 from proxy.relay.frontend import ClientConnection
-from proxy.relay.headers import render_head, status_line
+from proxy.relay.headers import http_date, render_head, status_line
 
 
 class _Sent(web.StreamResponse):
@@ -144,8 +146,14 @@ class Client:
         self._send(raw + LAST_CHUNK if last else raw, last)
 
     def reply(self, status: int, headers: Headers, body: bytes) -> None:
-        """Write a whole answer at once, with its Content-Length."""
-        self.start(status, [*headers, ("Content-Length", str(len(body)))])
+        """Write a whole answer at once, with its Content-Length, which a 204 must not have (RFC 9110, 8.6).
+
+        A Date is added where it has none.
+        """
+        added = [] if status == HTTPStatus.NO_CONTENT else [("Content-Length", str(len(body)))]
+        if not any(name.lower() == "date" for name, _ in headers):
+            added.insert(0, ("Date", http_date(int(time.time()))))
+        self.start(status, [*headers, *added])
         self.write(body, last=True)
 
     def cut(self, frame: bytes) -> None:
@@ -167,6 +175,15 @@ class Client:
         self.keep_alive = False
         self._closing = True
         self._connection.close_unfinished(reset=self.framing is Framing.UNTIL_CLOSE)
+
+    def end(self) -> None:
+        """End an answer whose last words are an error of the engine's own: properly, unless bytes of it are missing."""
+        if self.finished:
+            return
+        if self.inside_chunk or self.framing is Framing.LENGTH or not self.head_sent:
+            self.cut(b"")
+        else:
+            self.write(b"", last=True)
 
     def abort(self) -> None:
         """Reset the connection at once, so that nothing that went out looks finished."""

@@ -59,8 +59,10 @@ class EngineConnection(asyncio.Protocol):
         "_keep_alive",
         "_left",
         "_loop",
+        "_more",
         "_touched",
         "_transport",
+        "_writable",
         "engine",
         "idle_since_s",
         "in_head",
@@ -82,6 +84,10 @@ class EngineConnection(asyncio.Protocol):
         self._bodiless = False
         self._keep_alive = False
         self._touched = False
+        self._more = False
+        """The request's body is not written whole: what follows on this connection would be part of it."""
+        self._writable: asyncio.Future[None] | None = None
+        """While the engine does not keep up with what is written."""
         self.in_head = True
         self.paused = False
         self.idle_since_s = 0.0
@@ -91,8 +97,8 @@ class EngineConnection(asyncio.Protocol):
 
     # What the exchange asks for.
 
-    def send(self, method: str, head: bytes, body: bytes, answer: Answer) -> None:
-        """Write a request; the answer is told about everything that follows.
+    def send(self, method: str, head: bytes, body: bytes, answer: Answer, *, more: bool = False) -> None:
+        """Write a request; the answer is told about everything that follows. `more`: `write_on` writes the body's rest.
 
         Raises:
             ConnectionError: the connection is closed already.
@@ -106,6 +112,7 @@ class EngineConnection(asyncio.Protocol):
         self._chunks = None
         self._left = None
         self._touched = False
+        self._more = more
         self.in_head = True
         self._bytes_seen = answer.engine_bytes
         self.moved_at_s = self._loop.time()
@@ -113,6 +120,20 @@ class EngineConnection(asyncio.Protocol):
             transport.writelines((head, body))
         else:
             transport.write(head + body)
+
+    async def write_on(self, data: bytes, *, last: bool = False) -> None:
+        """Write more of a request's body; returns when more may follow. Its framing is the caller's.
+
+        Raises:
+            ConnectionError: the connection is closed, or its answer is complete already.
+        """
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._answer is None:
+            raise ConnectionError("closed by the engine")
+        self._more = not last
+        transport.write(data)
+        if self._writable is not None:
+            await asyncio.shield(self._writable)
 
     def pause(self) -> None:
         """Stop reading: the client does not keep up."""
@@ -169,6 +190,16 @@ class EngineConnection(asyncio.Protocol):
         # uvloop's transports do not derive from asyncio's.
         self._transport = cast("asyncio.Transport", transport)
 
+    def pause_writing(self) -> None:
+        """The engine reads more slowly than we write."""
+        self._writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
+
     def data_received(self, data: bytes) -> None:
         """The hot path: one call per read."""
         answer = self._answer
@@ -208,6 +239,7 @@ class EngineConnection(asyncio.Protocol):
         """The socket is gone."""
         answer, self._answer = self._answer, None
         self._transport = None
+        self.resume_writing()
         self._home.forget(self)
         if answer is not None:
             answer.lost(error, untouched=not self._touched)
@@ -261,7 +293,7 @@ class EngineConnection(asyncio.Protocol):
     def _finish(self, answer: Answer, raw: bytes, body: bytes, *, clean: bool) -> None:
         """The answer is complete. The connection goes home first, so that the request that follows may have it."""
         self._answer = None
-        if clean and self._keep_alive and self.usable:
+        if clean and self._keep_alive and not self._more and self.usable:
             self.resume()
             self._home.give(self)
         else:

@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import Callable
 from enum import Enum, auto
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from proxy.dialects.contract import Headers
 from scheduler.domain import Failure
+
+NO_END_MARK: Final = "the answer ended without its end mark"
+"""Detail of an attempt whose engine closed its answer properly, and too early."""
 
 
 class Framing(Enum):
@@ -73,10 +76,12 @@ class Exchanged(msgspec.Struct):
 class AttemptError(Exception):
     """An attempt that gave no complete answer."""
 
-    def __init__(self, failure: Failure, detail: str, *, committed: bool = False) -> None:
+    def __init__(self, failure: Failure, detail: str, *, committed: bool = False, error_body: bytes = b"") -> None:
         super().__init__(f"{failure}: {detail}" if detail else str(failure))
         self.failure = failure
         self.detail = detail
         """What the engine or the system said; for the log and for the last error shown, not for headers."""
         self.committed = committed
         """Bytes of this engine's answer went out: no retry; the caller writes its error frame and aborts."""
+        self.error_body = error_body
+        """Of an answer that was an error, whole; empty: there was none, or it was too long."""

@@ -16,7 +16,7 @@ import structlog
 from proxy.dialects.contract import ErrorBody, Headers, Outgoing, ReplyTransform, TruncatedReply, Watch
 from proxy.endpoint import Endpoint
 from proxy.relay.connection import EngineConnection
-from proxy.relay.contract import AttemptError, Exchanged, Framing, Receiver
+from proxy.relay.contract import NO_END_MARK, AttemptError, Exchanged, Framing, Receiver
 from proxy.relay.framing import ChunkedBody, FramingError, ReplyHead
 from proxy.relay.headers import render_head, to_client, to_engine, unsized
 from proxy.relay.pool import STALL_TIMEOUT_S, ConnectionPool
@@ -63,6 +63,7 @@ class Transfer:
         "_done",
         "_error_body",
         "_extra",
+        "_final",
         "_head",
         "_loop",
         "_on_first_byte",
@@ -119,19 +120,19 @@ class Transfer:
         self.engine_bytes = 0
         self.error_body = b""
 
-    async def over(self, connection: EngineConnection, method: str, head: bytes, body: bytes) -> None:
+    async def over(self, connection: EngineConnection, outgoing: Outgoing, head: bytes) -> None:
         """Send the request over a connection and wait for the end of its answer.
 
         Raises:
             AttemptError: the attempt failed.
             _Stale: the connection was closed already; try another.
         """
-        self._connection = connection
+        self._connection, self._final = connection, outgoing.final
         self._client_connection.on_drained = connection.resume
         self._sent_s = self._loop.time()
         try:
             try:
-                connection.send(method, head, body, self)
+                connection.send(outgoing.method, head, outgoing.body, self)
             except ConnectionError:
                 raise _Stale from None
             await self._done
@@ -208,7 +209,8 @@ class Transfer:
         out, whole = self._convert(body, last)
         if not self._client.committed and self._transform is not None and opens_with_error(out):
             # Behind what the transform took out, progress frames for instance, it is the first that a client would see.
-            self._refuse_opening(out)
+            self._abort()
+            self._fail(Failure.ENGINE_ERROR, said=out)
             return
         if last and not whole:
             self._truncated(raw, out)
@@ -230,12 +232,9 @@ class Transfer:
             return raw, body
         self._opening, self._opening_raw = body, raw
         if verdict and (last or b"\n" in body.lstrip() or len(body) > MAX_REFUSAL_BYTES):
-            self._refuse_opening(body)
+            self._abort()
+            self._fail(Failure.ENGINE_ERROR, said=body)
         return None
-
-    def _refuse_opening(self, body: bytes) -> None:
-        self._abort()
-        self._fail(Failure.ENGINE_ERROR, body[:_MAX_DETAIL_BYTES].decode("utf-8", "replace").strip())
 
     def _convert(self, body: bytes, last: bool) -> tuple[bytes, bool]:
         """Body bytes for the client, and whether the answer has its end mark (if it ends here)."""
@@ -292,7 +291,7 @@ class Transfer:
         client = self._client
         if client.committed and client.framing is not Framing.LENGTH and out:
             self._write(raw, out, last=False)
-        self._fail(Failure.TRUNCATED, "the answer ended without its end mark")
+        self._fail(Failure.TRUNCATED, NO_END_MARK)
 
     def _take_refusal(self, refusal: bytearray, body: bytes, last: bool) -> None:
         refusal += body
@@ -305,8 +304,8 @@ class Transfer:
     def _refuse(self, body: bytes) -> None:
         client, head = self._client, self._head
         assert head is not None  # noqa: S101 - bodies follow heads
-        if (failure := retryable(head.status, body)) is not None:
-            self._fail(failure, body[:_MAX_DETAIL_BYTES].decode("utf-8", "replace").strip())
+        if not self._final and (failure := retryable(head.status, body)) is not None:
+            self._fail(failure, said=body)
             return
         self.error_body = body
         if not client.head_sent:
@@ -329,9 +328,10 @@ class Transfer:
         if self._connection is not None:
             self._connection.abort()
 
-    def _fail(self, failure: Failure, detail: str) -> None:
+    def _fail(self, failure: Failure, detail: str = "", said: bytes = b"") -> None:
         self._client.inside_chunk = self._piping and self._chunks is not None and not self._chunks.at_boundary
-        self._end(AttemptError(failure, detail, committed=self._client.committed))
+        detail = detail or said[:_MAX_DETAIL_BYTES].decode("utf-8", "replace").strip()
+        self._end(AttemptError(failure, detail, committed=self._client.committed, error_body=said))
 
     def _end(self, error: Exception | None) -> None:
         if self._done.done():
@@ -388,7 +388,7 @@ async def exchange(
         )
         pool.lend(connection, stall_timeout_s)
         try:
-            await transfer.over(connection, outgoing.method, head, outgoing.body)
+            await transfer.over(connection, outgoing, head)
         except _Stale:
             pool.forget(connection)
             if not reused:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterable
+from email.utils import formatdate
 from http import HTTPStatus
 
 from proxy.dialects.contract import Headers
@@ -93,3 +94,9 @@ def render_head(first_line: str, headers: Iterable[tuple[str, str]]) -> bytes:
 def status_line(status: int) -> str:
     """`HTTP/1.1 200 OK`; statuses that nobody registered get an empty reason."""
     return f"HTTP/1.1 {status} {REASONS.get(status, '')}"
+
+
+@functools.lru_cache(maxsize=2)
+def http_date(unix_s: int) -> str:
+    """A moment as the Date header has it. Cached, because many answers begin within one second."""
+    return formatdate(unix_s, usegmt=True)

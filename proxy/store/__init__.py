@@ -5,6 +5,7 @@ starts; nothing outside this package knows keys, scripts or connections.
 """
 
 from proxy.store.embedded import EmbeddedStore
+from proxy.store.locks import Lock, Locks, Refused
 from proxy.store.records import BackendListing, BackendRecord, ClaimReply, LostLease, Occupancy
 from proxy.store.store import Store
 from proxy.store.trouble import StoreDown, Trouble, TroubleKind
@@ -15,8 +16,11 @@ __all__ = [
     "BackendRecord",
     "ClaimReply",
     "EmbeddedStore",
+    "Lock",
+    "Locks",
     "LostLease",
     "Occupancy",
+    "Refused",
     "Store",
     "StoreDown",
     "StoreStartError",

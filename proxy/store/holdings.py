@@ -42,11 +42,15 @@ class Seen(msgspec.Struct):
     """What the store last said of a backend."""
 
     elsewhere: int = 0
+    mine: int = 0
+    """Our seats, as the store counted them at the same moment."""
     draining: bool = False
     flag_missing: bool = False
     """The store has no word on draining: it never had, or it lost its data."""
     epoch: int | None = None
     limit: int | None = None
+    limit_asked: int | None = None
+    """The running limit that our last claim without the store named: where the store never said one."""
     at_s: float = float("-inf")
     """Time of the event loop."""
 
@@ -126,7 +130,7 @@ class Holdings:
         and limit.
         """
         seen = self.seen.setdefault(backend_id, Seen())
-        seen.elsewhere, seen.flag_missing, seen.at_s = reply[0] - reply[1], reply[2] < 0, now_s
+        seen.elsewhere, seen.mine, seen.flag_missing, seen.at_s = reply[0] - reply[1], reply[1], reply[2] < 0, now_s
         if not seen.flag_missing:
             seen.draining = reply[2] == 1
         if len(reply) > 3:
@@ -134,6 +138,19 @@ class Holdings:
             seen.limit = reply[4]
             self._void_older(backend_id, seen.epoch)
         return seen
+
+    def others_part(self, backend_id: str, limit: int, *, share_of: int, rank: int, others_known: bool) -> int:
+        """Of `limit` seats, those that are not this proxy's to take while proxies cannot talk.
+
+        Each takes its share. While what is known of others is fresh (`others_known`), one of them may hold more than
+        its share since before the trouble. With one other it is plain how much that one holds; of several only the sum
+        is known, so each keeps to what it had and its share of what was free.
+        """
+        room = fair_share(limit, share_of, rank, backend_id)
+        if others_known and (seen := self.seen.get(backend_id)) is not None:
+            free = max(0, limit - seen.elsewhere - seen.mine)
+            room = min(room, seen.mine + (free if share_of <= 2 else fair_share(free, share_of, rank, backend_id)))
+        return limit - room
 
     def decide_alone(
         self,
@@ -145,31 +162,31 @@ class Holdings:
         rank: int,
         others_known: bool,
         now_s: float,
+        names: bool = False,
     ) -> tuple[bool, int, bool]:
         """Grant or refuse an asked claim without the store. Returns (granted, seats held here afterwards, refused only
         because of the slot).
 
-        `share_of` proxies split the running limit. While what is known of others is fresh (`others_known`), their seats
-        count too: one of them may hold more than its share since before the trouble. No slot can be named while others
-        may name the same.
+        `share_of` proxies split the running limit, see `others_part`. No slot can be named while others may name the
+        same without our hearing of it; `names`: we hear of it.
         """
         seen = self.seen.setdefault(backend_id, Seen())
         if seen.epoch is None or holding.epoch > seen.epoch:
             seen.epoch = holding.epoch
         self._void_older(backend_id, seen.epoch)
+        seen.limit_asked = holding.limit
         mine = self.seats(backend_id)
         if holding.stand is Stand.HELD and not holding.void:
             return True, mine, False  # said again
         if holding.stand is Stand.GONE:
             return False, mine, False  # given back meanwhile
         limit = holding.limit if seen.limit is None else min(holding.limit, seen.limit)
-        room = fair_share(limit, share_of, rank, backend_id)
-        if others_known:
-            room = min(room, limit - seen.elsewhere)
+        room = limit - self.others_part(backend_id, limit, share_of=share_of, rank=rank, others_known=others_known)
         if holding.void or seen.draining or (holding.seats > 0 and mine + holding.seats > room):
             self.give_back(backend_id, nonce, now_s)  # the lost claim may yet have been granted
             return False, mine, False
-        if holding.slot is not None and holding.seats > 0 and (share_of > 1 or not self._may_name(backend_id, holding)):
+        blind = share_of > 1 and not names
+        if holding.slot is not None and holding.seats > 0 and (blind or not self._may_name(backend_id, holding)):
             self.give_back(backend_id, nonce, now_s)
             return False, mine, True
         self.take(backend_id, nonce, holding)

@@ -24,6 +24,9 @@ PICTURE_MAX_BYTES = 8 * 1024 * 1024
 POLICY_TTL_MS = 90 * 24 * 3_600_000
 """The policy document outlives the last proxy by this."""
 POLICY_MAX_BYTES = 1024 * 1024
+PINS_TTL_MS = 90 * 24 * 3_600_000
+"""The list of pinned models outlives the last proxy by this."""
+PINS_MAX_BYTES = 1024 * 1024
 
 
 class Keys:
@@ -47,6 +50,7 @@ class Keys:
         """Number of the last entry of the log."""
         self.picture = f"{self.tag}:picture"
         self.policy = f"{self.tag}:policy"
+        self.pins = f"{self.tag}:pins"
 
     def leases(self, backend_id: str) -> str:
         """Sorted set of seats taken at a backend."""
@@ -63,6 +67,10 @@ class Keys:
     def draining(self, backend_id: str) -> str:
         """`1` while a backend gets no new work, `0` after that was lifted."""
         return f"{self.tag}:draining:{backend_id}"
+
+    def lock(self, name: str) -> str:
+        """Hash with the holder of a named lock and what it says of itself."""
+        return f"{self.tag}:lock:{name}"
 
     def of_backend(self, backend_id: str) -> tuple[str, str, str]:
         """Leases, record and draining flag: what most scripts begin with."""

@@ -5,9 +5,13 @@ others that have to be heard first, a store that loses its data. Then it is deci
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 
+import msgspec
+
+from proxy.store.circle import Circle, NoCircle
 from proxy.store.fleet import Fleet
 from proxy.store.holdings import Holding, Holdings, Seen, Stand
 from proxy.store.keys import Keys
@@ -42,6 +46,8 @@ class Leases:
         """`times_ms`: of a lease and of a record."""
         self.down_since_s = float("-inf")
         """When the store was last given up."""
+        self.circle: Circle = NoCircle()
+        """Who is told without the store."""
         self._link = link
         self._keys = keys
         self._prefix = prefix
@@ -68,22 +74,17 @@ class Leases:
             return (self._prefix, nonce, seats, running_limit, epoch, *self._times_ms, life, most, named, news)
 
         try:
-            for _ in range(LIVES_MAX):
-                if presence.settling is not None:
-                    await presence.calm()
-                reply: list[int] = await self._link.run(CLAIM, self._claim_keys(backend_id), arguments, until_s=until_s)
-                if reply[0] >= 0:
-                    break
-                async with asyncio.timeout_at(until_s):
-                    await self._fleet.heal(life)
-            else:
-                return self._claim_alone(backend_id, nonce, holding, news)
-        except (StoreDown, TimeoutError):
-            return self._claim_alone(backend_id, nonce, holding, news)
+            reply = await self._reply(self._claim_keys(backend_id), arguments, lambda: life, until_s)
+            if reply is None and slot is not None and self._is_away():
+                await self.circle.formed(until_s)
+                if not self._is_away():  # that is why it need not be formed any more
+                    reply = await self._reply(self._claim_keys(backend_id), arguments, lambda: life, until_s)
         except BaseException:  # cancelled: the caller never learns of a grant
             if holding.stand is Stand.ASKED:
                 self.give_back(backend_id, nonce)
             raise
+        if reply is None:
+            return self._claim_alone(backend_id, nonce, holding, news)
         granted, total, mine, known = bool(reply[0]), reply[1], reply[2], reply[4]
         if granted:
             if not self._holdings.take(backend_id, nonce, holding):  # given back while it was asked for
@@ -98,6 +99,21 @@ class Leases:
         if not granted and most >= 0:  # what is kept for others counts as taken
             total = max(total, mine + reply[5] - most)
         return ClaimReply(granted, total, mine, seen.draining, known, slot_refused=bool(reply[6]))
+
+    async def _reply(
+        self, keys: tuple[str, ...], arguments: Callable[[], Arguments], life: Callable[[], str], until_s: float
+    ) -> list[int] | None:
+        """The store's answer to a claim; None: there is none in time. `life`: the one that was claimed of last."""
+        with suppress(StoreDown, TimeoutError):
+            for _ in range(LIVES_MAX):
+                if self._fleet.presence.settling is not None:
+                    await self._fleet.presence.calm()
+                answer: list[int] = await self._link.run(CLAIM, keys, arguments, until_s=until_s)
+                if answer[0] >= 0:
+                    return answer
+                async with asyncio.timeout_at(until_s):
+                    await self._fleet.heal(life())
+        return None
 
     async def release(self, backend_id: str, nonce: str, news: bytes) -> bool:
         """Give a lease back. False: there was none."""
@@ -136,6 +152,8 @@ class Leases:
         holding = self._holdings.of(backend_id).get(nonce)
         slot = "" if holding is None or holding.slot is None else holding.slot
         known = self._holdings.give_back(backend_id, nonce, self._now_s(), news, away=away)
+        if away and known:
+            self.circle.tell(news)
         return holding, known, (self._prefix, nonce, slot, news)
 
     def _forget(self, backend_id: str, nonce: str, holding: Holding | None, _freed: int) -> None:
@@ -152,28 +170,55 @@ class Leases:
         self._link.post(RELEASE, self._release_keys(backend_id), arguments, heard)
 
     def _claim_alone(self, backend_id: str, nonce: str, holding: Holding, news: bytes) -> ClaimReply:
-        proxies, owner = self._fleet.presence.proxies, self._fleet.presence.owner
+        share_of, rank = self._place_among_proxies()
         was_held = holding.stand is Stand.HELD
         granted, mine, slot_refused = self._holdings.decide_alone(
             backend_id,
             nonce,
             holding,
-            share_of=max(1, len(proxies)),
-            rank=proxies.index(owner) if owner in proxies else 0,
+            share_of=share_of,
+            rank=rank,
             others_known=self._others_known(),
             now_s=self._now_s(),
+            names=self.circle.whole,
         )
         if self._link.state is not State.DOWN:  # it only took too long, so nothing will be told on return
             self._renewals.post(backend_id, [])
             if granted and not was_held:
                 self._telling.tell(news)
+        elif granted and not was_held:
+            self.circle.tell(news)
         seen = self._holdings.seen[backend_id]
-        total = mine + seen.elsewhere
-        return ClaimReply(granted, total, mine, seen.draining, seen.epoch, local=True, slot_refused=slot_refused)
+        total = mine + self._elsewhere_alone(backend_id, seen)
+        reply = ClaimReply(granted, total, mine, seen.draining, seen.epoch, local=True, slot_refused=slot_refused)
+        return msgspec.structs.replace(reply, kept=True) if self._are_heard else reply
 
     def _occupancy_alone(self, backend_id: str) -> Occupancy:
         seen, mine = self._holdings.seen.get(backend_id, Seen()), self._holdings.seats(backend_id)
-        return Occupancy(mine + (seen.elsewhere if self._others_known() else 0), mine, seen.draining, local=True)
+        total = mine + self._elsewhere_alone(backend_id, seen)
+        return Occupancy(total, mine, seen.draining, local=True, kept=self._are_heard)
+
+    def _elsewhere_alone(self, backend_id: str, seen: Seen) -> int:
+        """Seats that count as the others' while they cannot be asked: all but our share, so that routing knows it."""
+        others_known = self._others_known()
+        limit = seen.limit_asked if seen.limit is None else seen.limit
+        if self._link.state is not State.DOWN or limit is None:
+            return seen.elsewhere if others_known else 0
+        share_of, rank = self._place_among_proxies()
+        return self._holdings.others_part(backend_id, limit, share_of=share_of, rank=rank, others_known=others_known)
+
+    def _is_away(self) -> bool:
+        return self._link.state is State.DOWN
+
+    @property
+    def _are_heard(self) -> bool:
+        """Whether others tell directly what they use of what is kept for them."""
+        return self._is_away() and (self.circle.whole or self.circle.forming)
+
+    def _place_among_proxies(self) -> tuple[int, int]:
+        """How many proxies share the seats while they cannot talk, and which of them this one is."""
+        proxies, owner = self._fleet.presence.proxies, self._fleet.presence.owner
+        return max(1, len(proxies)), proxies.index(owner) if owner in proxies else 0
 
     def _others_known(self) -> bool:
         """Whether what we heard of others' leases still holds: without the store they cannot renew them either."""

@@ -68,6 +68,7 @@ class Link:
         self._wire: Wire | None = None
         self._settled: asyncio.Future[None] | None = None
         self._lost = asyncio.Event()
+        self._hurried = asyncio.Event()
         self._recovery_timer: asyncio.TimerHandle | None = None
         self._tasks = Tasks()
         self._closed = False
@@ -78,6 +79,10 @@ class Link:
         task = self._tasks.start(self._keep_connected(first), "store link")
         task.add_done_callback(lambda _: settle(first))  # if closed meanwhile
         await first
+
+    def hurry(self) -> None:
+        """The store may be there again: if it is not connected, try now."""
+        self._hurried.set()
 
     async def close(self) -> None:
         """Stop connecting and close the connection. Calls that wait get StoreDown."""
@@ -238,6 +243,7 @@ class Link:
             if old is not None:
                 await old.close()
             self._lost.clear()
+            self._hurried.clear()
             connected = await self._connect()
             settle(first)
             if connected:
@@ -248,7 +254,9 @@ class Link:
                     if self.state is State.RECOVERING:
                         continue  # a first break after a good time: calls wait, so try at once
             if not self._closed:
-                await asyncio.sleep(self.backoff_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self.backoff_s * random.uniform(0.8, 1.2)):  # noqa: S311 - jitter
+                        await self._hurried.wait()
                 self.backoff_s = min(2 * self.backoff_s, BACKOFF_MAX_S)
 
     async def _connect(self, moves: int = MOVES_MAX) -> bool:

@@ -9,6 +9,7 @@ have lost the last entries and given their numbers anew, so then everything coun
 import asyncio
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -54,6 +55,7 @@ class LogReader:
         self._on_gap = on_gap
         self._run_id: str | None = None
         self._doubtful = False
+        self._hurried = asyncio.Event()
         self._wire: Wire | None = None
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._tasks = Tasks()
@@ -73,8 +75,12 @@ class LogReader:
         self._release_waiting(None)
 
     def doubt(self) -> None:
-        """What was read may not be what others read: the store was away. Counts as a gap on a new connection."""
+        """What was read may not be what others read: the store was away.
+
+        Counts as a gap on a new connection, at once.
+        """
         self._doubtful = True
+        self._hurried.set()
         if self._wire is not None:
             self._tasks.start(self._wire.close(), "store log connection close")
 
@@ -96,6 +102,7 @@ class LogReader:
         """Connect, read until that breaks, again. `after`: the position to begin at until a connection was had."""
         backoff_s, told = BACKOFF_FIRST_S, False
         while True:
+            self._hurried.clear()
             try:
                 wire = await self._open()
                 try:
@@ -117,7 +124,9 @@ class LogReader:
                 told = True
             settle(first)
             self._release_waiting(None)
-            await asyncio.sleep(backoff_s * random.uniform(0.8, 1.2))  # noqa: S311 - jitter, no secret
+            with suppress(TimeoutError):
+                async with asyncio.timeout(backoff_s * random.uniform(0.8, 1.2)):  # noqa: S311 - jitter, no secret
+                    await self._hurried.wait()
             backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
 
     async def _open(self) -> Wire:

@@ -24,6 +24,8 @@ class ClaimReply(msgspec.Struct, frozen=True):
     """Answered without the store, from this proxy's fair share."""
     slot_refused: bool = False
     """There was a seat, but not the slot that was named."""
+    kept: bool = False
+    """Others' seats are what is kept for them while the store is away; what they use of that they tell directly."""
 
     @property
     def seats_elsewhere(self) -> int:
@@ -39,6 +41,8 @@ class Occupancy(msgspec.Struct, frozen=True):
     draining: bool
     local: bool = False
     """Answered without the store: others' seats as last known."""
+    kept: bool = False
+    """As in `ClaimReply`."""
 
     @property
     def seats_elsewhere(self) -> int:
@@ -81,7 +85,7 @@ class Listener(Protocol):
     """Who is told what the store heard."""
 
     on_lost: Callable[[LostLease], None]
-    on_news: Callable[[str, bytes], None]
+    on_news: Callable[[str, bytes], object]
     on_gap: Callable[[], None]
     on_proxies: Callable[[frozenset[str]], None]
 

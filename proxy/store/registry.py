@@ -1,4 +1,4 @@
-"""What the fleet shares beside leases: backends as announced, draining flags, the policy document. Decides nothing."""
+"""What the fleet shares beside leases: backends as announced, draining flags, documents. Decides nothing."""
 
 import asyncio
 from collections.abc import Iterable
@@ -8,9 +8,16 @@ from typing import Any
 import msgspec
 import structlog
 
-from proxy.store.fleet_scripts import POLICY
+from proxy.store.documents import Document
 from proxy.store.holdings import Holdings, Seen
-from proxy.store.keys import DRAINING_TTL_MS, POLICY_MAX_BYTES, POLICY_TTL_MS, Keys
+from proxy.store.keys import (
+    DRAINING_TTL_MS,
+    PINS_MAX_BYTES,
+    PINS_TTL_MS,
+    POLICY_MAX_BYTES,
+    POLICY_TTL_MS,
+    Keys,
+)
 from proxy.store.link import Link
 from proxy.store.records import FACTS_MAX_BYTES, BackendListing, BackendRecord, read_listing
 from proxy.store.scripts import DRAIN, HEARTBEAT, LISTING
@@ -34,7 +41,8 @@ class Registry:
         self._unreadable: set[str] = set()
         """Backends whose records cannot be read: said once."""
         self._drains: dict[str, bool] = {}
-        self._policy: tuple[int, bytes] | None = None
+        self.policy = Document(link, keys.policy, "policy document", ttl_ms=POLICY_TTL_MS, max_bytes=POLICY_MAX_BYTES)
+        self.pins = Document(link, keys.pins, "list of pins", ttl_ms=PINS_TTL_MS, max_bytes=PINS_MAX_BYTES)
 
     def record(self, backend_id: str) -> BackendRecord | None:
         """What this proxy announces of a backend."""
@@ -53,13 +61,12 @@ class Registry:
         self.records = announced
 
     def tell_again(self) -> None:
-        """Flags that were set without the store, backends, and the policy as last seen."""
+        """Flags that were set without the store, backends, and the fleet's documents as last seen."""
         for backend_id, draining in self._drains.items():
             keys, arguments = (self._keys.draining(backend_id),), (int(draining), DRAINING_TTL_MS, "set")
             self._link.post(DRAIN, keys, arguments, partial(self._drained, backend_id, draining))
-        if self._policy is not None:
-            version, document = self._policy
-            self._link.post(POLICY, (self._keys.policy,), (document, POLICY_TTL_MS, version, "restore"))
+        self.policy.tell_again()
+        self.pins.tell_again()
         self.tell_backends()
 
     def tell_backends(self) -> None:
@@ -106,35 +113,6 @@ class Registry:
                 self._unreadable.add(name)
         self._unreadable &= set(ids)
         return list(self._listing)
-
-    async def policy(self) -> tuple[int, bytes] | None:
-        """Version and document.
-
-        Raises:
-            StoreDown: it cannot be read now.
-        """
-        version, document = await self._link.call(("HMGET", self._keys.policy, "version", "document"))
-        if version is None or document is None:
-            return None
-        self._policy = (int(version), document)
-        return self._policy
-
-    async def set_policy(self, document: bytes, expected_version: int | None) -> int | None:
-        """Replace the document if its version is the expected one (None: if there is none).
-
-        Raises:
-            StoreDown: whether it was replaced is not known.
-            ValueError: it is too large.
-        """
-        if len(document) > POLICY_MAX_BYTES:
-            raise ValueError(f"policy document of {len(document)} bytes, at most {POLICY_MAX_BYTES}")
-        arguments = (document, POLICY_TTL_MS, expected_version or 0, "after")
-        version: int = await self._link.run(POLICY, (self._keys.policy,), arguments)
-        if version < 0:
-            known = await self.policy()  # our own word, said again after a lost answer, is no refusal
-            return known[0] if known == ((expected_version or 0) + 1, document) else None
-        self._policy = (version, document)
-        return version
 
     def _drained(self, backend_id: str, draining: bool, _done: int) -> None:
         if self._drains.get(backend_id) is draining:

@@ -18,6 +18,7 @@ grow it, a release still goes through, and a script that has begun to write is n
 from typing import Final
 
 from proxy.store.fleet_scripts import LEAVE, POLICY, PRESENCE, TELL
+from proxy.store.lock_scripts import LOCK, UNLOCK
 from proxy.store.lua import LEASES, LOG, NOW, TRUTH, Script
 
 CLAIM = Script(
@@ -225,6 +226,9 @@ return {tonumber(record[1]), tonumber(record[2]), record[3], now - record[4], re
 
 SCRIPTS: Final = {
     script.sha: script
-    for script in (CLAIM, RELEASE, RENEW, HEARTBEAT, OCCUPANCY, DRAIN, LISTING, PRESENCE, LEAVE, TELL, POLICY)
+    for script in (
+        *(CLAIM, RELEASE, RENEW, HEARTBEAT, OCCUPANCY, DRAIN, LISTING),
+        *(PRESENCE, LEAVE, TELL, POLICY, LOCK, UNLOCK),
+    )
 }
 """All scripts by the name that EVALSHA knows."""

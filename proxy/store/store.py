@@ -20,11 +20,14 @@ from collections.abc import Callable, Iterable
 import structlog
 
 from proxy.store import picture
+from proxy.store.circle import Circle
+from proxy.store.documents import Document
 from proxy.store.fleet import Fleet
 from proxy.store.holdings import Holdings
 from proxy.store.keys import Keys, record_ttl_ms
 from proxy.store.leases import Leases
 from proxy.store.link import Link, State
+from proxy.store.locks import Locks
 from proxy.store.places import Places
 from proxy.store.records import BackendListing, BackendRecord, ClaimReply, LostLease, Occupancy
 from proxy.store.registry import Registry
@@ -63,7 +66,7 @@ class Store:
         """Called when the store goes (False) or is back and told the truth (True)."""
         self.on_lost: Callable[[LostLease], None] = lambda _lost: None
         """Called once for each lease that is gone although its request still runs here."""
-        self.on_news: Callable[[str, bytes], None] = lambda _owner, _payload: None
+        self.on_news: Callable[[str, bytes], object] = lambda _owner, _payload: None
         """Called with owner and payload for each entry that another proxy wrote into the log, in order."""
         self.on_gap: Callable[[], None] = lambda: None
         """Called when entries of the log were missed: what is known of other proxies is out of date."""
@@ -103,6 +106,8 @@ class Store:
             on_life=self._fleet.look_soon,
             listener=self,
         )
+        self.locks = Locks(self._link, keys, self.owner, ttl_ms=self._lease_ms)
+        """What only one proxy of the fleet may do at a time; never granted without the store."""
         self._leases = Leases(
             self._link,
             keys,
@@ -138,6 +143,7 @@ class Store:
     async def close(self) -> None:
         """Give back all leases, leave the fleet and close the connections; waits at most one call timeout."""
         await self._tasks.close()
+        await self.locks.close()
         await self._fleet.close()
         left = self._holdings.backends()
         for backend_id in left:
@@ -225,7 +231,7 @@ class Store:
         Raises:
             StoreDown: it cannot be read now.
         """
-        return await self._registry.policy()
+        return await self._registry.policy.read()
 
     async def set_policy(self, document: bytes, expected_version: int | None) -> int | None:
         """Replace the policy document if its version is the expected one (None: if there is none). Returns the new
@@ -235,7 +241,12 @@ class Store:
             StoreDown: whether it was replaced is not known.
             ValueError: it is larger than 1 MiB.
         """
-        return await self._registry.set_policy(document, expected_version)
+        return await self._registry.policy.replace(document, expected_version)
+
+    @property
+    def pins(self) -> Document:
+        """The fleet's list of pinned models."""
+        return self._registry.pins
 
     # --- news -------------------------------------------------------------------------------------------------------
 
@@ -257,8 +268,22 @@ class Store:
         await self._fleet.caught_up()
 
     def tell(self, news: bytes) -> None:
-        """Write into the log without waiting, in order with claims and releases. Without the store it is dropped."""
-        self._telling.tell(news)
+        """Write into the log without waiting, in order with claims and releases. Without the store: to the circle."""
+        if self._link.state is State.DOWN:
+            self._leases.circle.tell(news)
+        else:
+            self._telling.tell(news)
+
+    def tell_directly(self, circle: Circle) -> None:
+        """Whom to tell while the store is away: all that would go into the log. Without that they hear nothing."""
+        self._leases.circle = circle
+
+    def doubt(self) -> None:
+        """Another proxy says that the store is away, or there again: find out now."""
+        if self._link.state is State.DOWN:
+            self._link.hurry()
+        else:
+            self._fleet.look_soon()
 
     async def save_picture(self, payload: bytes, at: int) -> None:
         """Keep a picture that includes the log up to `at`, for an hour. More than 8 MiB, or trouble: logged,
@@ -277,6 +302,7 @@ class Store:
         """Everything that the store may have lost, in order."""
         self._registry.tell_again()
         self._renewals.post_all(force=True)
+        self.locks.tell_again()
         self._telling.again()
 
     def _elsewhere(self) -> dict[str, int]:

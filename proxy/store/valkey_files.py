@@ -92,12 +92,24 @@ def binary() -> Path:
 
 
 def socket_path(data_dir: Path) -> Path:
-    """Where to listen: in the data directory, or in a short private directory if that path is too long for a socket."""
-    path = data_dir / SOCKET_NAME
+    """Where to listen.
+
+    Raises:
+        StoreStartError: as `short_enough`.
+    """
+    return short_enough(data_dir / SOCKET_NAME)
+
+
+def short_enough(path: Path) -> Path:
+    """A path for a unix socket: the given one, or in a short private directory if that is too long for a socket.
+
+    Raises:
+        StoreStartError: both are too long.
+    """
     if len(os.fsencode(path)) <= SOCKET_PATH_MAX_BYTES:
         return path
-    name = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
-    short = Path(tempfile.gettempdir()) / f"slotgate-{os.getuid()}-{name}" / SOCKET_NAME
+    name = hashlib.sha256(os.fsencode(path.parent)).hexdigest()[:16]
+    short = Path(tempfile.gettempdir()) / f"slotgate-{os.getuid()}-{name}" / path.name
     if len(os.fsencode(short)) > SOCKET_PATH_MAX_BYTES:
         raise StoreStartError(f"{path} is too long for a unix socket (107 bytes), and so is {short}: shorten state_dir")
     return short

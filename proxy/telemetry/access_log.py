@@ -81,6 +81,8 @@ class AccessLine(msgspec.Struct, kw_only=True):
     output_tokens: int | None = None
     slot: int | None = None
     """The slot that it ran on, as far as known."""
+    context_tokens: int | None = None
+    """The context where it ran, if prompt and answer may not fit it."""
     tenant: str = ""
     """Whose request it was: name or hash of an API key, user, or address."""
     client: str
@@ -129,6 +131,8 @@ class AccessLog:
         if line.prompt_tokens is not None:
             tokens = f"  tokens {line.prompt_tokens}{cached} > {line.output_tokens or 0}"
         slot = "" if line.slot is None else f"  slot {line.slot}"
+        if line.context_tokens is not None:
+            slot += f"  over context {line.context_tokens}"
         attempts = f"  attempts {line.attempts}" if line.attempts > 1 else ""
         detail = f"  {' '.join(line.detail.split())}" if line.detail else ""
         text = (

@@ -174,3 +174,4 @@ def _complete_backend(backend: BackendStatus, told: list[BackendStatus]) -> None
     running = sum(each.running for each in told)
     backend.elsewhere = max(0, backend.elsewhere - running)
     backend.running += running
+    backend.context_exceeded += sum(each.context_exceeded for each in told)

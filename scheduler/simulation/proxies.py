@@ -30,10 +30,15 @@ class Share(StrEnum):
 
     NEWS = "news"
     """The store arbitrates, and all hear of all."""
+    DIRECT = "direct"
+    """The store is away: all hear of all directly, and each keeps to its equal share of every backend."""
     LEASES = "leases"
     """The store arbitrates; of others only the number of seats is known, as of a second ago."""
     NOTHING = "nothing"
     """Each knows of its own requests, and nobody arbitrates."""
+
+
+TELLS = frozenset({Share.NEWS, Share.DIRECT})
 
 
 class _Proxy(SchedulerRouter):
@@ -89,11 +94,11 @@ class ProxiesRouter:
         self._of: dict[str, _Proxy] = {}
         self._proxies = [_Proxy(number, self, policy, engines) for number in range(proxies)]
         names = frozenset(proxy.name for proxy in self._proxies)
-        if share is Share.NEWS:
+        if share in TELLS:
             for proxy in self._proxies:
                 proxy.feed(events.ProxiesChanged(names - {proxy.name}), 0.0)
-        elif share is Share.LEASES:
-            self.later(OCCUPANCY_EVERY_MS, self._tell_occupancy)
+        if share in {Share.LEASES, Share.DIRECT}:
+            self.later(0.0 if share is Share.DIRECT else OCCUPANCY_EVERY_MS, self._tell_occupancy)
         self._turns = cycle(self._proxies)
 
     # What the store does
@@ -104,6 +109,8 @@ class ProxiesRouter:
 
     def claimed(self, proxy: _Proxy, claim: effects.Claim, now_ms: float) -> list[Answer]:
         """A claim reaches the store."""
+        if self.share is Share.DIRECT:
+            return self._decided_alone(proxy, claim, now_ms)
         held = self._seats[claim.backend_id]
         total = sum(seats for seats, _, _ in held.values())
         fits = total + claim.seats <= min(claim.running_limit, self._limits[claim.backend_id])
@@ -133,11 +140,34 @@ class ProxiesRouter:
 
     def told(self, proxy: _Proxy, news: News, now_ms: float) -> list[Answer]:
         """News stand in the log; the others hear of them."""
-        if self.share is Share.NEWS:
+        if self.share in TELLS:
             heard = events.NewsHeard(proxy.name, news)
             for other in self._proxies:
                 if other is not proxy:
                     self.later(now_ms + LOG_DELAY_MS, lambda at_ms, other=other: other.feed(heard, at_ms))  # type: ignore[misc]
+        return []
+
+    def _kept(self, backend_id: str, proxy: _Proxy) -> int:
+        """Seats that are not this proxy's while the store is away."""
+        limit, count = self._limits[backend_id], len(self._proxies)
+        return limit - limit // count - (1 if proxy.number < limit % count else 0)
+
+    def _decided_alone(self, proxy: _Proxy, claim: effects.Claim, now_ms: float) -> list[Answer]:
+        """A proxy answers its own claim: nobody else is asked, so what others took a moment ago does not count."""
+        held = self._seats[claim.backend_id]
+        kept = self._kept(claim.backend_id, proxy)
+        mine = sum(seats for seats, _, name in held.values() if name == proxy.name)
+        reply: events.Event
+        if mine + claim.seats <= min(claim.running_limit, self._limits[claim.backend_id]) - kept:
+            held[claim.nonce] = claim.seats, claim.slot, proxy.name
+            self.most_seats = max(self.most_seats, sum(seats for seats, _, _ in held.values()))
+            if claim.news is not None:
+                self.told(proxy, claim.news, now_ms)
+            reply = events.ClaimGranted(claim.request_id, claim.nonce)
+        else:
+            self.refused += 1
+            reply = events.ClaimRefused(claim.request_id, claim.nonce, kept, unsure=True, kept=True)
+        self.later(now_ms, lambda at_ms: proxy.feed(reply, at_ms))
         return []
 
     def _tell_occupancy(self, now_ms: float) -> list[Answer]:
@@ -145,7 +175,9 @@ class ProxiesRouter:
         for proxy in self._proxies:
             for name, held in self._seats.items():
                 elsewhere = sum(seats for seats, _, owner in held.values() if owner != proxy.name)
-                answers += proxy.feed(events.OccupancyReported(name, elsewhere, now_ms / 1000), now_ms)
+                kept = self.share is Share.DIRECT
+                seats = self._kept(name, proxy) if kept else elsewhere
+                answers += proxy.feed(events.OccupancyReported(name, seats, now_ms / 1000, kept=kept), now_ms)
         self.later(now_ms + OCCUPANCY_EVERY_MS, self._tell_occupancy)
         return answers
 

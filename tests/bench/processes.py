@@ -38,6 +38,7 @@ http {{
     location / {{
       proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection "";
       proxy_buffering off; proxy_request_buffering on; proxy_read_timeout 600s;
+      {location}
     }}
   }}
 }}
@@ -164,14 +165,15 @@ def start_engine(folder: Path) -> tuple[Process, Path]:
     return engine, unix
 
 
-def start_nginx(folder: Path, *engines: str) -> Process:
+def start_nginx(folder: Path, *engines: str, location: str = "") -> Process:
+    """nginx in front of engines, with least_conn; `location`: more directives for all paths."""
     binary = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/local/nginx/sbin")
     if binary is None:
         raise Missing(NGINX_MISSING)
     port = free_port()
     config = folder / "nginx.conf"
     servers = " ".join(f"server {each};" for each in engines)
-    config.write_text(NGINX_CONFIG.format(folder=folder, servers=servers, port=port))
+    config.write_text(NGINX_CONFIG.format(folder=folder, servers=servers, port=port, location=location))
     nginx = Process("nginx", [binary, "-p", str(folder), "-c", str(config)], {PROXY_CPU}, folder)
     nginx.listen(port)
     return nginx

@@ -8,19 +8,7 @@ from langchain_core.tools import tool
 from langchain_ollama import ChatOllama, OllamaEmbeddings, OllamaLLM
 from ollama import ResponseError
 
-from tests.clients.conftest import Stage
-
-QUESTION = "Count from one to five."
-SCHEMA: dict[str, Any] = {
-    "title": "Thing",
-    "description": "A thing.",
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 20},
-        "count": {"type": "integer", "maximum": 9, "minimum": 0},
-    },
-    "required": ["name", "count"],
-}
+from tests.clients.stage import LONG, PICTURE, QUESTION, THING, TOOL_QUESTION, Stage
 
 
 @tool
@@ -31,8 +19,8 @@ def get_weather(city: str) -> str:
 
 def model_of(stage: Stage, **more: Any) -> ChatOllama:
     stage.needs("ollama")
-    values: dict[str, Any] = {"num_predict": 8, "seed": 1, "temperature": 0} | more
-    return ChatOllama(model=stage.model, base_url=stage.url, **values)
+    values: dict[str, Any] = {"model": stage.model, "num_predict": 8, "seed": 1, "temperature": 0} | more
+    return ChatOllama(base_url=stage.url, **values)
 
 
 def test_invoke_and_stream(stage: Stage) -> None:
@@ -59,18 +47,17 @@ def test_plain_text(stage: Stage) -> None:
 
 
 def test_tools(stage: Stage) -> None:
-    stage.needs_tools()
     model = model_of(stage, num_predict=100).bind_tools([get_weather])
-    first = model.invoke(QUESTION)
+    first = model.invoke(TOOL_QUESTION)
     assert isinstance(first, AIMessage)
     (call,) = first.tool_calls
     assert call["name"] == "get_weather"
     result = ToolMessage(get_weather.invoke(call["args"]), tool_call_id=str(call["id"]))
-    assert model.invoke([HumanMessage(QUESTION), first, result]).content
+    assert model.invoke([HumanMessage(TOOL_QUESTION), first, result]).content
 
 
 def test_structured_output(stage: Stage) -> None:
-    model = model_of(stage, num_predict=300).with_structured_output(SCHEMA, method="json_schema")
+    model = model_of(stage, num_predict=300).with_structured_output(THING, method="json_schema")
     value = model.invoke("A thing as JSON")
     assert isinstance(value, dict)
     assert set(value) == {"name", "count"}
@@ -81,6 +68,36 @@ def test_embeddings(stage: Stage) -> None:
     embedder = OllamaEmbeddings(model=stage.needs_embeddings(), base_url=stage.url)
     vectors = embedder.embed_documents(["hello", "there"])
     assert vectors[0] == pytest.approx(embedder.embed_query("hello"), abs=1e-5)
+
+
+def test_pictures(stage: Stage) -> None:
+    image = {"type": "image_url", "image_url": f"data:image/png;base64,{PICTURE}"}
+    message = HumanMessage([{"type": "text", "text": "What is it?"}, image])
+    if not stage.seer:
+        with pytest.raises(ResponseError, match="does not support multimodal requests"):
+            model_of(stage).invoke([message])
+        return
+    assert model_of(stage, model=stage.seer).invoke([message]).content
+
+
+async def test_a_stream_can_be_left(stage: Stage) -> None:
+    async with stage.left_async():
+        stream = model_of(stage, num_predict=LONG).astream(QUESTION)
+        assert await anext(stream)
+        await stream.aclose()
+    with stage.left():
+        parts = model_of(stage, num_predict=LONG).stream(QUESTION)
+        assert next(parts)
+        parts.close()
+
+
+def test_the_connection_is_used_again(stage: Stage) -> None:
+    stage.needs("ollama")
+    with stage.few_connections() as url:
+        model = ChatOllama(model=stage.model, base_url=url, num_predict=2)
+        model.invoke(QUESTION)
+        assert list(model.stream(QUESTION))
+        model.invoke(QUESTION)
 
 
 def test_an_unknown_model_is_not_found(stage: Stage) -> None:

@@ -7,19 +7,12 @@ from typing import Any
 import ollama
 import pytest
 
-from tests.clients.conftest import Stage
+from tests.clients.stage import LONG, PICTURE, QUESTION, THING, TOOL_QUESTION, Stage
 from tests.wait import until_sync
 
-MESSAGES = [{"role": "user", "content": "Count from one to five."}]
+MESSAGES = [{"role": "user", "content": QUESTION}]
+COLD = {"temperature": 0}
 LIMIT = {"num_predict": 8, "seed": 1, "temperature": 0}
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 20},
-        "count": {"type": "integer", "maximum": 9, "minimum": 0},
-    },
-    "required": ["name", "count"],
-}
 
 
 def get_weather(city: str) -> str:
@@ -83,8 +76,14 @@ def test_loading_and_unloading(client: ollama.Client, stage: Stage) -> None:
     # Slotgate asks its engines now and then: what it shows of them may be seconds old.
     name = f"{stage.model}:latest"
     until_sync(lambda: name in [model.model for model in client.ps().models], "the model is shown", timeout_s=30)
-    assert client.generate(stage.model, keep_alive=0).done_reason == "unload"
-    assert client.generate(stage.model, "hi", options=LIMIT).response  # and back again
+    if stage.direct:
+        assert client.generate(stage.model, keep_alive=0).done_reason == "unload"
+        return
+    with pytest.raises(ollama.ResponseError, match="slotgate unload") as caught:
+        client.generate(stage.model, keep_alive=0)  # others use it too
+    assert caught.value.status_code == 403
+    assert client.generate(stage.model, "hi", keep_alive=0, options=LIMIT).response
+    assert name in [model.model for model in client.ps().models]
 
 
 def test_what_there_is(client: ollama.Client, stage: Stage) -> None:
@@ -97,24 +96,23 @@ def test_what_there_is(client: ollama.Client, stage: Stage) -> None:
 
 
 def test_tools(client: ollama.Client, stage: Stage) -> None:
-    stage.needs_tools()
-    messages: list[Any] = list(MESSAGES)
-    answer = client.chat(stage.model, messages, tools=[get_weather])
+    messages: list[Any] = [{"role": "user", "content": TOOL_QUESTION}]
+    answer = client.chat(stage.model, messages, tools=[get_weather], options=COLD)
     assert answer.message.tool_calls
     call = answer.message.tool_calls[0].function
     assert call.name == "get_weather"
-    messages += [answer.message, {"role": "tool", "content": get_weather(**call.arguments), "tool_name": call.name}]
-    assert client.chat(stage.model, messages, tools=[get_weather], options=LIMIT).message.content
-    parts = list(client.chat(stage.model, MESSAGES, tools=[get_weather], stream=True))
+    parts = list(client.chat(stage.model, messages, tools=[get_weather], options=COLD, stream=True))
     assert any(part.message.tool_calls for part in parts)
     assert parts[-1].done
+    messages += [answer.message, {"role": "tool", "content": get_weather(**call.arguments), "tool_name": call.name}]
+    assert client.chat(stage.model, messages, tools=[get_weather], options=LIMIT).message.content
 
 
 def test_structured_output(client: ollama.Client, stage: Stage) -> None:
     options = {"num_predict": 300, "temperature": 0}
-    answer = client.chat(stage.model, MESSAGES, format=SCHEMA, options=options)
+    answer = client.chat(stage.model, MESSAGES, format=THING, options=options)
     assert set(json.loads(answer.message.content or "")) == {"name", "count"}
-    generated = client.generate(stage.model, "A thing as JSON", format=SCHEMA, options=options)
+    generated = client.generate(stage.model, "A thing as JSON", format=THING, options=options)
     assert set(json.loads(generated.response or "")) == {"name", "count"}
 
 
@@ -125,6 +123,28 @@ def test_embeddings(client: ollama.Client, stage: Stage) -> None:
     assert sum(value * value for value in answer.embeddings[0]) == pytest.approx(1, abs=1e-3)
     old = client.embeddings(model, "hello")
     assert list(old.embedding) == pytest.approx(list(answer.embeddings[0]), abs=1e-5)
+
+
+def test_pictures(client: ollama.Client, stage: Stage) -> None:
+    message: Any = {"role": "user", "content": "What is it?", "images": [PICTURE]}
+    if not stage.seer:
+        with pytest.raises(ollama.ResponseError, match="does not support multimodal requests"):
+            client.chat(stage.model, [message])
+        return
+    assert "vision" in (client.show(stage.seer).capabilities or [])
+    assert client.chat(stage.seer, [message], options=LIMIT).eval_count == 8
+    assert client.generate(stage.seer, "What is it?", images=[PICTURE], options=LIMIT).eval_count == 8
+
+
+def test_the_connection_is_used_again(stage: Stage) -> None:
+    stage.needs("ollama")
+    with stage.few_connections() as url:
+        client = ollama.Client(host=url)
+        client.chat(stage.model, MESSAGES, options=LIMIT)
+        assert list(client.chat(stage.model, MESSAGES, options=LIMIT, stream=True))
+        with pytest.raises(ollama.ResponseError):
+            client.show("nope")
+        client.list()
 
 
 def test_an_unknown_model_is_not_found(client: ollama.Client) -> None:
@@ -142,9 +162,8 @@ def test_an_unknown_model_is_not_found(client: ollama.Client) -> None:
 
 
 async def test_a_stream_can_be_left(client_async: ollama.AsyncClient, stage: Stage) -> None:
-    for _ in range(5):  # more than there are slots: each must be free again
-        stream = await client_async.generate(stage.model, "On and on", options={"num_predict": 300}, stream=True)
-        async for _ in stream:
-            break
+    async with stage.left_async():
+        stream = await client_async.generate(stage.model, "On and on", options={"num_predict": LONG}, stream=True)
+        await anext(stream)
         await stream.aclose()  # type: ignore[attr-defined]
     assert (await client_async.generate(stage.model, "hi", options=LIMIT)).response

@@ -8,25 +8,17 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
 
-from tests.clients.conftest import Stage
+from tests.clients.stage import LONG, PICTURE, QUESTION, THING, TOOL_QUESTION, WEATHER, Stage
 
-MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Count from one to five."}]
-SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 20},
-        "count": {"type": "integer", "maximum": 9, "minimum": 0},
-    },
-    "required": ["name", "count"],
-    "additionalProperties": False,
-}
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
+TOOL_MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": TOOL_QUESTION}]
 TOOLS: list[ChatCompletionToolParam] = [
     {
         "type": "function",
         "function": {
             "name": "get_weather",
             "description": "Weather of a city",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+            "parameters": WEATHER,
         },
     }
 ]
@@ -73,9 +65,9 @@ async def test_async_chat(client_async: openai.AsyncOpenAI, stage: Stage) -> Non
 
 
 async def test_a_stream_can_be_left(client_async: openai.AsyncOpenAI, stage: Stage) -> None:
-    for _ in range(5):  # more than there are slots: each must be free again
+    async with stage.left_async():
         stream = await client_async.chat.completions.create(
-            model=stage.model, messages=MESSAGES, max_tokens=300, stream=True
+            model=stage.model, messages=MESSAGES, max_tokens=LONG, stream=True
         )
         await anext(aiter(stream))
         await stream.close()
@@ -97,9 +89,8 @@ def test_models(client: openai.OpenAI, stage: Stage) -> None:
 
 
 def test_tools(client: openai.OpenAI, stage: Stage) -> None:
-    stage.needs_tools()
-    messages = list(MESSAGES)
-    answer = client.chat.completions.create(model=stage.model, messages=messages, tools=TOOLS)
+    messages = list(TOOL_MESSAGES)
+    answer = client.chat.completions.create(model=stage.model, messages=messages, tools=TOOLS, temperature=0)
     assert answer.choices[0].finish_reason == "tool_calls"
     calls = answer.choices[0].message.tool_calls
     assert calls is not None
@@ -114,9 +105,10 @@ def test_tools(client: openai.OpenAI, stage: Stage) -> None:
 
 
 def test_streamed_tools(client: openai.OpenAI, stage: Stage) -> None:
-    stage.needs_tools()
     arguments, name = "", ""
-    stream = client.chat.completions.create(model=stage.model, messages=MESSAGES, tools=TOOLS, stream=True)
+    stream = client.chat.completions.create(
+        model=stage.model, messages=TOOL_MESSAGES, tools=TOOLS, temperature=0, stream=True
+    )
     for chunk in stream:
         for call in (chunk.choices[0].delta.tool_calls or []) if chunk.choices else []:
             if call.function is not None:
@@ -127,7 +119,7 @@ def test_streamed_tools(client: openai.OpenAI, stage: Stage) -> None:
 
 
 def test_structured_output(client: openai.OpenAI, stage: Stage) -> None:
-    form: Any = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "thing", "schema": THING}}
     answer = client.chat.completions.create(
         model=stage.model, messages=MESSAGES, response_format=form, max_tokens=300, temperature=0
     )
@@ -154,6 +146,28 @@ def test_responses(client: openai.OpenAI, stage: Stage) -> None:
         )
     ]
     assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+
+
+def test_pictures(client: openai.OpenAI, stage: Stage) -> None:
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}
+    messages: Any = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}]
+    if not stage.seer:
+        with pytest.raises(openai.APIStatusError, match="image input is not supported"):
+            client.chat.completions.create(model=stage.model, messages=messages, max_tokens=5)
+        return
+    seen = client.chat.completions.create(model=stage.seer, messages=messages, max_tokens=5)
+    assert seen.choices[0].message.content
+
+
+async def test_the_connection_is_used_again(stage: Stage) -> None:
+    wanted: dict[str, Any] = {"model": stage.model, "messages": MESSAGES, "max_tokens": 2}
+    # The synchronous client closes its connection after each stream.
+    with stage.few_connections() as url:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            await client.chat.completions.create(**wanted)
+            assert [chunk async for chunk in await client.chat.completions.create(**wanted, stream=True)]
+            await client.models.list()
+            await client.chat.completions.create(**wanted)
 
 
 def test_an_unknown_model_is_not_found(client: openai.OpenAI, stage: Stage) -> None:

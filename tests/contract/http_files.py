@@ -56,7 +56,8 @@ def frames_of(text: str) -> list[Any]:
     return collapse(found)
 
 
-def _split_head(text: str) -> tuple[str, list[tuple[str, str]], str]:
+def split_head(text: str) -> tuple[str, list[tuple[str, str]], str]:
+    """First line, headers, body."""
     head, _, body = text.partition("\n\n")
     first, *rest = head.splitlines()
     headers = []
@@ -71,9 +72,9 @@ def read_golden(path: Path) -> Golden:
     text = path.read_text()
     asked, _, answered = text.partition("\n--- answer")
     asked = "\n".join(line for line in asked.splitlines() if not line.startswith("# "))
-    first, headers, body = _split_head(asked)
+    first, headers, body = split_head(asked)
     method, url, _ = first.split(" ", 2)
-    status_line, answer_headers, answer = _split_head(answered.split("\n", 2)[2])
+    status_line, answer_headers, answer = split_head(answered.split("\n", 2)[2])
     lines = [line for line in answer.splitlines() if not line.startswith("# ")]
     return Golden(
         name=path.stem,

@@ -7,14 +7,25 @@ from typing import Any
 
 import pytest
 
-from proxy.config import BackendConfig, Config, Section
+from proxy.config import BackendConfig, Config
+from proxy.config_section import Section
 from proxy.config_sources import load_config
 from proxy.config_tree import section_at
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "config.example.toml"
 TEXT = EXAMPLE.read_text()
 OPTION = re.compile(r"#(?:[a-z_]+ = |\[)")
-OWN_VALUE = {"state_dir", "admin_socket", "binary", "host_cache_mib", "threads", "count", "store.url", "tenancy.keys"}
+OWN_VALUE = {
+    "state_dir",
+    "admin_socket",
+    "binary",
+    "host_cache_mib",
+    "threads",
+    "count",
+    "store.url",
+    "residency.models",
+    "tenancy.keys",
+}
 """Options whose default is not one value: the example shows one."""
 
 

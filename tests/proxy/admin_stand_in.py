@@ -9,7 +9,7 @@ from typing import Self
 import msgspec
 from aiohttp import web
 
-from proxy import admin_api
+from proxy import admin_api, residency_api
 from proxy.admin_api import (
     BackendStatus,
     DrainAnswer,
@@ -32,6 +32,7 @@ from proxy.admin_api import (
     StoreStatus,
 )
 from proxy.explained import ExplainAnswer, ExplainedAnswer, ExplainedCandidate, ExplainedDecision, ExplainedWait
+from proxy.residency_api import LoadAnswer, PinAnswer, PinnedPlace, ResidentModel, UnloadAnswer
 
 NOW = 1_700_000_000.0
 GPU = GpuStatus(index=0, name="NVIDIA GeForce RTX 4090", uuid="GPU-0a", memory_bytes=25_757_220_864)
@@ -88,6 +89,12 @@ def status_answer() -> StatusAnswer:
                 warnings=["the host prompt cache is on"],
                 state="not-answering",
                 taken={"version": "0.33.0\x1b[31m"},
+                resident=[
+                    ResidentModel("qwen:7b", context_tokens=4096, pinned=True),
+                    ResidentModel("old\x1b", "leaving", 8192),
+                    ResidentModel("phi", "loading"),
+                ],
+                context_exceeded=3,
             ),
         ],
     )
@@ -117,8 +124,14 @@ def ps_answer() -> PsAnswer:
                 context_tokens=4096,
                 slots_busy=0,
                 slots=4,
+                pinned=True,
             ),
+            LoadedModel(
+                name="old", backend="other-box", expires_at_unix_s=NOW + 290, slots_busy=1, slots=4, state="leaving"
+            ),
+            LoadedModel(name="phi", backend="other-box", context_tokens=16384, state="loading"),
         ],
+        pins=[PinnedPlace("qwen:7b", "other-box", 4096)],
         requests=[
             LiveRequest(
                 id="r-2",
@@ -156,8 +169,9 @@ def models_answer() -> ModelsAnswer:
                 digest="sha256:365c0bd3c000a25d28dd",
                 size_bytes=4_661_224_676,
                 modified_at_unix_s=NOW - 3 * 86400,
+                digests={"gpu-0": "sha256:365c0bd3c000a25d28dd", "gpu-1": "sha256:00aa11bb22cc33dd44ee"},
             ),
-            KnownModel(name="qwen:7b", backends=["other-box"]),
+            KnownModel(name="qwen:7b", backends=["other-box"], pinned=True),
         ]
     )
 
@@ -227,6 +241,7 @@ def explain_answer() -> ExplainAnswer:
             priority="high",
             position=2,
             expected_wait_s=0.5,
+            context="prompt about 676 tokens, answer up to 512, context 1024",
         ),
         wait=ExplainedWait(waits=False, waited_s=0.412, position=2, expected_wait_s=0.5),
     )
@@ -276,10 +291,21 @@ class AdminStandIn:
         self.changed = PolicyChangedAnswer(5, "lmetric", [PolicyChange("hold_s", 0.5, 0.25, "set")])
         """The answer to every change of the policy."""
         self.refusal = ""
-        """If set, why changes of the policy are refused."""
+        """If set, why changes are refused."""
+        self.residency: dict[str, msgspec.Struct] = {
+            residency_api.LOAD: LoadAnswer("1", "qwen:7b", "loading", "other-box"),
+            residency_api.UNLOAD: UnloadAnswer("qwen:7b", ["other-box"]),
+            residency_api.PIN: PinAnswer("qwen:7b", [PinnedPlace("qwen:7b", "other-box", 4096)]),
+            residency_api.UNPIN: PinAnswer("qwen:7b", [], [PinnedPlace("qwen:7b")]),
+        }
+        """What is answered to the commands about loaded models, by path."""
+        self.loading: list[LoadAnswer] = []
+        """What is answered one after the other to who asks how far a load is."""
         self.bodies: list[object] = []
         """Of the POSTs that had one."""
         self.asked: list[str] = []
+        self.progress: list[dict[str, object]] = []
+        """What is told of a change of models."""
         self.raw: bytes | None = None
         """If set, the answer to everything."""
         self.hang = False
@@ -320,6 +346,9 @@ class AdminStandIn:
             await self._released.wait()
         if self.raw is not None:
             return web.Response(body=self.raw, content_type="application/json")
+        if request.method == "POST" and request.path.startswith("/models/") and not self.refusal:
+            body = b"".join(msgspec.json.encode(told) + b"\n" for told in self.progress)
+            return web.Response(body=body, content_type="application/x-ndjson")
         status, answer = self._reply(request)
         return web.Response(status=status, body=msgspec.json.encode(answer), content_type="application/json")
 
@@ -335,6 +364,14 @@ class AdminStandIn:
             admin_api.POLICY: self.policy,
             admin_api.explain_path(self.explained.id): self.explained,
         }
+        if request.method == "POST" and request.path in self.residency:
+            if self.refusal:
+                return 404, ErrorAnswer(self.refusal, ["qwen:7b"], "qwem:7b")
+            return 200, self.residency[request.path]
+        if request.method == "GET" and self.loading and request.path.startswith("/load/"):
+            return 200, self.loading.pop(0)
+        if request.path.startswith("/models/"):
+            return 400, ErrorAnswer(error=self.refusal)
         if request.path in {admin_api.POLICY_SET, admin_api.POLICY_PRESET, admin_api.POLICY_RESET}:
             self.policy = self.policy_after or self.policy
             return (400, ErrorAnswer(error=self.refusal)) if self.refusal else (200, self.changed)

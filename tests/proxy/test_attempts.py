@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from proxy.attempts import decision_text, measured, waiting
+from proxy.attempts import LOADED_MS, decision_text, measured, waiting
 from proxy.dialects import Plan, Usage, plan
 from proxy.requests import RequestBook
 from scheduler.domain import Candidate, Decision, Measured, Rejection
@@ -44,27 +44,27 @@ def planned(path: str = "/v1/chat/completions", **body: object) -> Plan:
 
 
 def test_what_a_streamed_answer_cost() -> None:
-    cost = measured(planned(stream=True), TOLD, 10.0, 10.05, 11.0, loaded=False)
+    cost = measured(planned(stream=True), TOLD, 10.0, 10.05, 11.0)
 
     assert cost.first_byte_ms == pytest.approx(50.0)
     assert msgspec.structs.replace(cost, first_byte_ms=None) == Measured(100, 80, 12, 30.0, 250.0, None, 3)
 
 
 @pytest.mark.parametrize(
-    ("made", "told", "first_byte_s", "loaded", "first_ms"),
+    ("made", "told", "first_byte_s", "first_ms"),
     [
-        (planned(), TOLD, None, False, 750.0),  # put together from a stream: the whole less the engine's own time
-        (planned(), Usage(100, 80, 12), None, False, None),
-        (planned(stop="x"), TOLD, None, False, None),  # the engine itself answered in one piece
-        (planned(stream=True), TOLD, 10.05, True, None),
-        (planned("/v1/responses", stream=True), TOLD, 10.05, False, None),  # its first event is no token
-        (planned(), Usage(100, 80, 12, 30.0, 5000.0), None, False, 0.0),
+        (planned(), TOLD, None, 750.0),  # put together from a stream: the whole less the engine's own time
+        (planned(), Usage(100, 80, 12), None, None),
+        (planned(stop="x"), TOLD, None, None),  # the engine itself answered in one piece
+        (planned("/v1/responses", stream=True), TOLD, 10.05, None),  # its first event is no token
+        (planned(), Usage(100, 80, 12, 30.0, 5000.0), None, 0.0),
+        (planned(stream=True), msgspec.structs.replace(TOLD, load_ms=LOADED_MS - 1.0), 10.05, 50.0),
+        (planned(stream=True), msgspec.structs.replace(TOLD, load_ms=LOADED_MS), 10.05, None),  # it loaded the model
+        (planned(), msgspec.structs.replace(TOLD, load_ms=LOADED_MS), None, None),
     ],
 )
-def test_when_the_first_token_came(
-    made: Plan, told: Usage, first_byte_s: float | None, loaded: bool, first_ms: float | None
-) -> None:
-    found = measured(made, told, 10.0, first_byte_s, 11.0, loaded=loaded).first_byte_ms
+def test_when_the_first_token_came(made: Plan, told: Usage, first_byte_s: float | None, first_ms: float | None) -> None:
+    found = measured(made, told, 10.0, first_byte_s, 11.0).first_byte_ms
 
     assert found == (None if first_ms is None else pytest.approx(first_ms))
 

@@ -105,15 +105,15 @@ def test_api_keys_are_kept_as_hashes() -> None:
     for written in ("sk-secret", digest, digest.upper().replace("SHA", "sha")):
         for entry in ("joe", {"name": "joe"}, {"name": "joe", "priority": "normal"}):
             config = TenancyConfig.model_validate({"keys": {written: entry}})
-            assert config.model_dump()["keys"] == {digest: {"name": "joe", "priority": "normal"}}
+            assert config.model_dump()["keys"] == {digest: {"name": "joe", "priority": "normal", "admin": False}}
             assert TenancyConfig.model_validate(config.model_dump()) == config
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"keys": {"sk-secret": {"nmae": "joe"}}}, "sha256:746b4ad1... takes name and priority, not nmae"),
-        ({"keys": {"sk-secret": 5}}, "sha256:746b4ad1... takes a name, or a table of name and priority"),
+        ({"keys": {"sk-secret": {"nmae": "joe"}}}, "sha256:746b4ad1... takes name, priority and admin, not nmae"),
+        ({"keys": {"sk-secret": 5}}, "sha256:746b4ad1... takes a name, or a table of name, priority and admin"),
         ({"keys": {"sk-secret": "a", key_digest("sk-secret"): "b"}}, "sha256:746b4ad1... is there twice"),
         ({"keys": {"sha256:746b": "a"}}, "64 hexadecimal digits"),
         ({"keys": {"sk-secret": {"priority": "urgent"}}}, "'high', 'normal' or 'low'"),

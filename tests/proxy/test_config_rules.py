@@ -50,6 +50,15 @@ def test_names_and_engines_are_used_once() -> None:
     assert [where for where, _ in found] == ["backends.1.url"]
 
 
+def test_one_ollama_is_for_cloud_models() -> None:
+    cloud = {"cloud": True}
+    assert problems({"url": "http://a:1"} | cloud, {"url": "http://b:1"}) == []
+    assert problems({"url": "http://a:1"} | cloud, {"url": "http://b:1"} | cloud) == [
+        ("backends.1.cloud", "is true for backends[0] too")
+    ]
+    assert [where for where, _ in problems({"model": "/m.gguf"} | cloud)] == ["backends.0.cloud"]
+
+
 @pytest.mark.parametrize(
     ("backend", "where"),
     [
@@ -146,11 +155,17 @@ def test_slotgate_is_not_its_own_backend(listen: str, url: str, loops: bool) -> 
     assert all(f"listen = {listen}" in what for _, what, _ in found)
 
 
+def test_an_ollama_may_do_without_what_its_children_tell() -> None:
+    env = {"LLAMA_ARG_ENDPOINT_METRICS": "0"}
+    assert list(backend_problems([(0, BackendConfig(engine="ollama", env=env))])) == []
+    assert len(list(backend_problems([(0, BackendConfig.model_validate({"model": "/m", "env": env}))]))) == 1
+
+
 def test_the_lists_name_real_options() -> None:
     assert {*EXTERNAL_ONLY, *MANAGED_ONLY, *OLLAMA_ONLY, *LLAMA_SERVER_ONLY} <= set(BackendConfig.model_fields)
     words = {own for own in (*OWN_FLAGS.values(), *OWN_VARIABLES.values()) if " " not in own}
     assert words <= set(BackendConfig.model_fields)
-    assert "slots" not in unfit_keys(BackendConfig(url="http://a:1"))
+    assert not {"slots", "context_tokens", "max_loaded_models"} & set(unfit_keys(BackendConfig(url="http://a:1")))
 
 
 @pytest.mark.parametrize("values", [{}, {"policy": 3}, {"policy": {"set": []}}, {"policy": {"set": {"hold_s": 1}}}])

@@ -13,10 +13,10 @@ from proxy.config import (
     LogConfig,
     PolicyConfig,
     RestartConfig,
-    Section,
     StoreConfig,
     TenancyConfig,
 )
+from proxy.config_section import Section
 from proxy.config_sources import LoadedConfig, load_config
 from proxy.config_text import json_schema, option_tables, render_toml, shown
 from proxy.endpoint import MASK

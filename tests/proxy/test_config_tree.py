@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.config import BackendConfig, Config, LimitsConfig, RestartConfig
+from proxy.config_residency import ModelResidencyConfig
 from proxy.config_tree import (
     KeyPath,
     dotted,
@@ -17,6 +18,7 @@ from proxy.config_tree import (
     leaf_field,
     leaves,
     section_at,
+    section_of,
     toml_key,
     toml_value,
     type_text,
@@ -25,7 +27,17 @@ from proxy.config_tree import (
 
 def test_dotted_keys() -> None:
     assert dotted(("backends", 0, "restart", "budget")) == "backends[0].restart.budget"
+    assert dotted(("residency", "models", "llama3:8b", "num_ctx")) == 'residency.models."llama3:8b".num_ctx'
     assert dotted(()) == ""
+
+
+def test_an_option_of_a_model_is_known_by_its_whole_key() -> None:
+    path, leaf = leaf_field(("residency", "models", "llama3:8b", "num_ctx"))
+    assert path == ("residency", "models", "llama3:8b", "num_ctx")
+    assert leaf is not None
+    assert "Context of one slot" in leaf.advice
+    path, leaf = leaf_field(("residency", "models", "llama3:8b"))
+    assert (path, leaf is not None) == (("residency", "models"), True)
 
 
 def test_sections() -> None:
@@ -34,6 +46,9 @@ def test_sections() -> None:
     assert section_at(BackendConfig, "restart") is RestartConfig
     assert section_at(Config, "listen") is None
     assert section_at(Config, "nonsense") is None
+    assert section_of(("backends", 0, "restart")) is RestartConfig
+    assert section_of(("residency", "models", "llama3")) is ModelResidencyConfig
+    assert section_of(("residency", "models", "llama3", "pin")) is None
     assert is_list_of_sections(Config, "backends")
     assert not is_list_of_sections(Config, "limits")
     assert not is_list_of_sections(BackendConfig, "flags")

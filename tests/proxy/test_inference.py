@@ -7,10 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from proxy.dialects.errors import refusal_text
 from proxy.emulated.faults import Kind
-from proxy.inference import refusal_text
-from scheduler.events import BackendSignalled
+from scheduler.events import BackendSignalled, LoadWanted
 from scheduler.health import Signal
+from scheduler.names import canonical
 from tests.proxy.box import MODEL, Box, box, emulated
 from tests.wait import until
 
@@ -199,14 +200,51 @@ def test_what_an_engine_said(body: bytes, text: str) -> None:
 
 async def test_unloading_means_every_copy(tmp_path: Path) -> None:
     engines = [emulated("ollama"), emulated("ollama")]
-    async with box(tmp_path, engines) as running:
-        both = [asyncio.ensure_future(running.generate(f"story {number}")) for number in range(8)]
-        await asyncio.gather(*both)
+    async with box(tmp_path, engines, residency={"clients_may_unload": True}) as running:
+        for name in ("gpu0", "gpu1"):
+            running.app.feed(LoadWanted(canonical(MODEL), name))
         await until(lambda: _loaded(running) == 2, "both have the model loaded", 15)
         answer = await running.client.post("/api/generate", json={"model": MODEL, "keep_alive": 0})
         await until(lambda: _loaded(running) == 0, "neither has", 15)
 
     assert answer.json()["done_reason"] == "unload"
+
+
+async def test_only_some_clients_may_unload(tmp_path: Path) -> None:
+    engine = emulated("ollama")
+    tenancy = {"keys": {"sk-root": {"name": "root", "admin": True}}}
+    async with box(tmp_path, [engine], tenancy=tenancy) as running:
+        assert (await running.generate()).status_code == 200
+        unload = {"model": MODEL, "keep_alive": 0}
+        refused = await running.client.post("/api/generate", json=unload)
+        kept = await running.generate("another story", keep_alive="0s")
+        assert (refused.status_code, kept.status_code) == (403, 200)
+        assert "`slotgate unload smol`" in refused.json()["error"]
+        assert [seen.fields.get("keep_alive") for seen in engine.requests] == [None] * len(engine.requests)
+        assert len(engine.residents) == 1
+
+        admin = {"Authorization": "Bearer sk-root"}
+        done = await running.client.post("/api/generate", json=unload, headers=admin)
+        assert done.json()["done_reason"] == "unload"
+        await until(lambda: not engine.residents, "it is unloaded")
+
+
+async def test_a_prompt_that_may_not_fit_is_told(tmp_path: Path) -> None:
+    engine = emulated("ollama", context=256)
+    async with box(tmp_path, [engine]) as running:
+        fits = await running.generate("Once upon a time")
+        await until(lambda: running.app.views()[0].residencies[0].context_tokens, "a look has seen its context")
+        story = "Once upon a time there was a story that went on. " * 60
+        answer = await running.generate(story, options={"num_predict": 40})
+
+        assert "X-Slotgate-Context" not in fits.headers
+        assert answer.status_code == 200
+        assert answer.headers["X-Slotgate-Context"].startswith("prompt about ")
+        assert answer.headers["X-Slotgate-Context"].endswith(" tokens, answer up to 40, context 256")
+        ended = (await running.ended(2))[-1]
+        assert ended.context == answer.headers["X-Slotgate-Context"]
+        [backend] = (await running.status()).backends
+        assert backend.context_exceeded == 1
 
 
 def _loaded(running: Box) -> int:

@@ -11,6 +11,7 @@ from proxy.admin_client import AdminClient, AdminError
 from proxy.emulated.faults import Kind
 from proxy.sharing import Sharing
 from proxy.store import EmbeddedStore, Store
+from proxy.store.valkey_files import short_enough
 from tests.proxy.box import Box, box, emulated
 from tests.proxy.test_admin_explain import waiting
 from tests.wait import until
@@ -69,6 +70,34 @@ async def test_who_runs_where_is_known_to_all(tmp_path: Path, store: dict[str, A
             await asyncio.gather(third, *long)
             assert engine.max_concurrent_seen == 2
             assert engine.deferred_max == 0
+
+
+async def test_without_the_store_proxies_of_one_box_still_know_what_runs_where(tmp_path: Path) -> None:
+    made = EmbeddedStore(tmp_path / "shared")
+    await made.start()
+    engine = emulated(slots=4, speed=1.0)
+    async with engine:
+        options: dict[str, Any] = {"store": {"url": made.url}, "backends": [{"url": engine.url, "name": "gpu0"}]}
+        async with box(tmp_path / "one", [], **options) as one, box(tmp_path / "two", [], **options) as two:
+            await until(lambda: len(two.app.views()) == 1, "the backend is known")
+            await until(lambda: len(sockets(tmp_path)) == 2, "both listen")
+            assert (await one.generate("with the store")).status_code == 200
+            await made.stop()
+            await until(lambda: all(each.app._membership._circle.whole for each in (one, two)), "they tell each other")
+            long = [asyncio.ensure_future(one.generate(f"story {n}", options={"num_predict": 400})) for n in range(2)]
+            await until(lambda: two.app.views()[0].seats_elsewhere == 2, "both seats are known to the other")
+            assert two.app.views()[0].names_slots
+            assert (await two.generate("a short one")).status_code == 200
+            await asyncio.gather(*long)
+            assert engine.deferred_max == 0
+            await until(lambda: two.app.views()[0].seats_elsewhere == 0, "and their end")
+    assert sockets(tmp_path) == []
+
+
+def sockets(directory: Path) -> list[Path]:
+    """Where proxies listen for each other."""
+    short = [short_enough(directory / name / "state" / "direct" / "x.sock").parent for name in ("one", "two")]
+    return [path for each in short for path in each.glob("*.sock")]
 
 
 async def test_why_a_request_waits_counts_what_its_tenant_runs_at_the_other(

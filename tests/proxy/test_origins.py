@@ -19,6 +19,9 @@ LOCAL = Origins([], loopback=True)
         ("http://box.lan:11434", "box.lan:11434", True),
         ("null", "127.0.0.1:11434", False),
         ("gopher://localhost", "127.0.0.1:11434", False),
+        ("http://[", "127.0.0.1:11434", False),
+        ("http://[x]", "127.0.0.1:11434", False),
+        ("http://127.0.0.1\u2100", "127.0.0.1:11434", False),
     ],
 )
 def test_origin(origin: str, host: str, allowed: bool) -> None:
@@ -36,6 +39,7 @@ def test_origin(origin: str, host: str, allowed: bool) -> None:
         ("evil.example", False),
         ("evil.example:11434", False),
         ("8.8.8.8", False),
+        ("[::1]evil.example", False),
     ],
 )
 def test_host_on_a_loopback_listener(host: str, allowed: bool) -> None:
@@ -56,4 +60,14 @@ def test_headers_are_for_allowed_pages_only() -> None:
     assert LOCAL.response_headers(None, "x") == []
     assert LOCAL.response_headers("http://evil.example", "x") == []
     assert ("Vary", "Origin") in LOCAL.response_headers("http://localhost:1", "x")
-    assert ("Allow", "POST") in LOCAL.preflight_headers("http://localhost:1", "x", "POST")
+    assert LOCAL.response_headers("http://x", "x") == LOCAL.response_headers("https://X", "x") == []
+
+
+def test_preflights() -> None:
+    known = LOCAL.preflight_headers("http://localhost:1", ["HEAD", "GET"])
+    assert ("Allow", "HEAD, GET") in known
+    assert ("Access-Control-Allow-Origin", "http://localhost:1") in known
+    assert "Allow" not in dict(LOCAL.preflight_headers("http://localhost:1", []))
+    everyone = Origins(["*"], loopback=True).preflight_headers("http://evil.example", ["POST"])
+    assert ("Access-Control-Allow-Origin", "*") in everyone
+    assert "Vary" not in dict(everyone)

@@ -1,9 +1,13 @@
 """What is remembered of requests."""
 
+from pathlib import Path
+
 import pytest
 
 from proxy.dialects import Usage
 from proxy.requests import KEPT, RequestBook
+from proxy.telemetry.access_log import AccessLog
+from proxy.telemetry.output import Output
 from scheduler.domain import Outcome
 
 
@@ -120,3 +124,16 @@ def test_nothing_is_kept_of_requests_that_are_over_but_the_last_few() -> None:
         book.close(book.open("GET", "/", "a"))
     assert not book._open
     assert len(book.recent()) == KEPT
+
+
+def test_why_a_request_ended_is_logged_in_brief(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as file:
+        output = Output(file.fileno())
+        book = RequestBook(AccessLog(output, "json"))
+        record = book.open("POST", "/api/chat", "127.0.0.1")
+        record.detail = f'invalid think value: "{"x" * 1_000_000}"'
+        book.close(record)
+        output.close()
+    line = (tmp_path / "log").read_bytes()
+    assert b'invalid think value: \\"xxx' in line
+    assert len(line) < 3000

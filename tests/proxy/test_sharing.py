@@ -5,17 +5,33 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from proxy.direct.circle import Circle
+from proxy.direct.place import listening
 from proxy.sharing import Sharing, inward, outward, picture_inward, picture_outward
 from proxy.store import Store
 from scheduler import effects, events
 from scheduler.core import Scheduler
 from scheduler.health import Signal
-from scheduler.news import BackendGone, Hello, LeaseTaken, LookWanted, News, PolicySet, Standing, TicketWaits
+from scheduler.news import (
+    BackendGone,
+    Hello,
+    LeaseTaken,
+    LoadBegun,
+    LoadOver,
+    LookWanted,
+    News,
+    PinsSet,
+    PolicySet,
+    Standing,
+    TicketWaits,
+)
 from scheduler.picture import BackendPicture, Picture
 from scheduler.policy import Policy
+from scheduler.runner import Runner
 from scheduler.telling import asked_of
 from tests.proxy.store.store_process import StoreProcess
 from tests.scheduler.world import backend, request
@@ -24,6 +40,8 @@ from tests.wait import until
 
 class Names:
     """The backend `gpu` is called `a` by one proxy and `b` by the other; external ones have epochs of their own."""
+
+    box = "here"
 
     def __init__(self, own: str, epoch: int, *, managed: bool = False) -> None:
         self.own, self.epoch, self.managed = own, epoch, managed
@@ -70,6 +88,16 @@ def test_what_is_told_of_an_unknown_backend_is_left_out() -> None:
     assert standing.tickets == (TicketWaits(waits.request, ("b",)),)
 
 
+def test_loads_are_translated_too() -> None:
+    begun = LoadBegun("a", 3, "m:latest", Runner(num_ctx=2048), "n1", ("x:latest",))
+    assert inward(outward(begun, A), B) == msgspec.structs.replace(begun, backend_id="b", epoch=7)
+    assert inward(outward(LoadOver("a", "n1", True), A), B) == LoadOver("b", "n1", True)
+    assert inward(outward(LoadOver("other", "n1", True), A), B) is None
+    standing = inward(outward(Standing(loads=(begun, msgspec.structs.replace(begun, backend_id="other"))), A), B)
+    assert isinstance(standing, Standing)
+    assert standing.loads == (msgspec.structs.replace(begun, backend_id="b", epoch=7),)
+
+
 def test_a_picture_is_translated_too() -> None:
     picture = Picture(backends=(BackendPicture("a", 3), BackendPicture("other", 1)))
     assert picture_inward(picture_outward(picture, A), B).backends == (BackendPicture("b", 7),)
@@ -85,10 +113,15 @@ class Proxy:
         self.effects: list[effects.Effect] = []
         self.heard: list[News] = []
         self.policies: list[int] = []
+        self.pins: list[int] = []
+        self.loaded: list[tuple[str, str]] = []
         self.clock = asyncio.get_running_loop().time
-        self.sharing = Sharing(self.store, self.scheduler, names, self.feed, self.clock)
+        self.circle = Circle("sharing", self.store.owner)
+        self.sharing = Sharing(self.store, self.scheduler, names, self.feed, self.clock, self.circle, names.box)
         self.sharing.backends = self
         self.sharing.on_policy = self.policies.append
+        self.sharing.on_pins = self.pins.append
+        self.sharing.on_loaded = lambda backend_id, model: self.loaded.append((backend_id, model))
         self.feed(events.BackendChanged(backend(names.own, epoch=names.epoch)))
         for signal in (Signal.STARTED, Signal.ANSWERED):
             self.feed(events.BackendSignalled(names.own, signal))
@@ -172,6 +205,18 @@ async def test_news_of_backends_and_policies_go_to_those_who_own_them(pair: tupl
     assert not one.policies
 
 
+async def test_what_others_load_teaches_who_looks_after_the_backend(pair: tuple[Proxy, Proxy]) -> None:
+    one, two = pair
+    for nonce, runner, loaded in (("n1", Runner(), True), ("n2", Runner(num_ctx=2048), True), ("n3", Runner(), False)):
+        one.sharing.tell(LoadBegun("a", 3, "m:latest", runner, nonce))
+        one.sharing.tell(LoadOver("a", nonce, loaded))
+    one.sharing.tell(PinsSet(7))
+    await until(lambda: two.pins == [7], "the last of them is heard")
+
+    assert two.loaded == [("b", "m:latest")]
+    assert (one.loaded, one.pins) == ([], [])
+
+
 async def test_what_is_not_understood_is_left_out_with_a_line(pair: tuple[Proxy, Proxy]) -> None:
     one, two = pair
     with capture_logs() as lines:
@@ -221,3 +266,33 @@ async def test_a_proxy_that_says_nothing_holds_nobody_up(
     assert [line["proxies"] for line in lines if line["event"].startswith("started without word")] == [[silent.owner]]
     await two.close()
     await silent.close()
+
+
+@pytest.mark.parametrize("box", ["here", "elsewhere"])
+async def test_proxies_of_one_box_are_told_where_the_others_listen(store_process: StoreProcess, box: str) -> None:
+    with TemporaryDirectory(prefix="sg-") as name:
+        proxies = Proxy(store_process.url, Names("a", 3)), Proxy(store_process.url, Names("b", 7))
+        proxies[1].names.box = box
+        proxies[1].sharing._box_id = box
+        for each in proxies:
+            await each.circle.start(*listening(Path(name), each.store.owner))
+            await each.start()
+        one, two = proxies
+        one.sharing.tell(PolicySet(1))
+        two.sharing.tell(PolicySet(1))
+        await until(lambda: one.policies == two.policies == [1], "all that was told before is heard")
+        known = [len(each.circle._others) for each in proxies]
+        assert known == ([1, 1] if box == "here" else [0, 0])
+        for each in proxies:
+            await each.close()
+            await each.circle.close()
+
+
+async def test_a_doubt_of_another_proxy_is_looked_into_only_if_it_differs(pair: tuple[Proxy, Proxy]) -> None:
+    one, _ = pair
+    doubts: list[bool] = []
+    one.store.doubt = lambda: doubts.append(one.store.up)  # type: ignore[method-assign]
+    one.sharing.store_doubted(away=False)
+    assert doubts == []
+    one.sharing.store_doubted(away=True)
+    assert doubts == [True]

@@ -79,3 +79,15 @@ def test_priorities_that_there_are_none_of(asked: str) -> None:
         tenancy().of(CIMultiDict({"X-Slotgate-Priority": asked}), "a")
     assert caught.value.status == 400
     assert caught.value.message.isascii()
+
+
+def test_who_may_change_models() -> None:
+    known = tenancy(keys={KEY: {"admin": True}, "sk-another-key": {"name": "admin"}})
+
+    assert known.is_admin(CIMultiDict({"Authorization": f"Bearer {KEY}"}))
+    assert known.is_admin(CIMultiDict({"x-api-key": KEY}))
+    for key in ("sk-another-key", "ollama", "", DIGEST, f"sha256:{DIGEST}", KEY[:-1]):
+        assert not known.is_admin(CIMultiDict({"Authorization": f"Bearer {key}"}))
+    assert not known.is_admin(CIMultiDict({}))
+    assert known.has_admins
+    assert not tenancy(keys={KEY: "bob"}).has_admins

@@ -11,7 +11,7 @@ from proxy.journal import Journal
 from proxy.store import Store
 from proxy.ticketed import Refused, Withdrawn
 from scheduler.core import Scheduler
-from scheduler.domain import Decision, Outcome, Rejection
+from scheduler.domain import Decision, Failure, Outcome, Rejection
 from scheduler.effects import Reject
 from scheduler.events import BackendChanged
 from scheduler.policy import Policy
@@ -62,6 +62,27 @@ async def test_a_request_that_is_over_cannot_be_withdrawn() -> None:
         assert not waiting.done()
         waiting.cancel()
         ticketed.close()
+
+
+@pytest.mark.parametrize(
+    ("error_body", "said"),
+    [
+        (b'{"error":{"code":500,"message":"%s"}}' % (b"x" * 5000), "x" * 5000),
+        (b' {"error": "llama runner process has terminated"}\n', "llama runner process has terminated"),
+        (b"<h1>Bad Gateway</h1>", ""),
+        (b"", ""),
+    ],
+)
+async def test_what_the_last_engine_said_is_told_where_no_try_is_left(error_body: bytes, said: str) -> None:
+    async with dispatcher() as made:
+        ticketed = made.submit(request("r1"))
+        ticketed.failed(Failure.ENGINE_ERROR, "its first words only", error_body)
+
+        ticketed.settle(Reject("r1", Rejection.RETRIES_SPENT, "no backend is left"))
+
+        with pytest.raises(Refused) as refused:
+            await ticketed.assignment()
+        assert refused.value.engine_said == said
 
 
 def test_a_refusal_tells_the_numbers_of_the_first_backends_only() -> None:

@@ -79,3 +79,13 @@ def test_behaves_like_a_sorted_dict(steps: list[tuple[str, int, int]]) -> None:
                 del model[due]
         assert deadlines.earliest_s() == min(model.values(), default=inf)
         assert len(deadlines) == len(model)
+
+
+def test_when_a_key_is_due_can_be_asked() -> None:
+    deadlines = Deadlines()
+    assert deadlines.at_s(("a", "1")) == inf
+    deadlines.set(("a", "1"), 5.0)
+    deadlines.set(("a", "1"), 3.0)
+    assert deadlines.at_s(("a", "1")) == 3.0
+    deadlines.cancel(("a", "1"))
+    assert deadlines.at_s(("a", "1")) == inf

@@ -1,5 +1,6 @@
 from collections.abc import Mapping
 from random import Random
+from typing import Any
 
 import hypothesis.strategies as st
 import msgspec
@@ -76,12 +77,34 @@ def test_backends_that_failed_the_request(snapshot: Snapshot, tried: set[str], e
     assert order(snapshot, frozenset(tried)) == expected
 
 
-def test_a_loaded_model_beats_an_idle_backend() -> None:
+def test_only_where_the_model_is_loaded() -> None:
     ollama = {"backend": backend("a", limit=4, engine=Engine.OLLAMA), "seats_leased": 3}
     idle = {"backend": backend("b", limit=4, engine=Engine.OLLAMA), "residencies": (Residency(OTHER_MODEL),)}
 
-    assert order(fleet(a={**ollama, "residencies": (Residency(MODEL),)}, b=idle)) == ["a", "b"]
-    assert order(fleet(a=ollama, b=idle)) == ["b", "a"]
+    assert order(fleet(a={**ollama, "residencies": (Residency(MODEL),)}, b=idle)) == ["a"]
+    assert order(fleet(a=ollama, b=idle)) == []
+
+
+def test_why_a_model_is_not_there_is_said() -> None:
+    def seen(name: str, *loaded: Residency, **more: Any) -> dict[str, Any]:
+        known = backend(name, engine=Engine.OLLAMA, contexts={MODEL: 4096})
+        return {name: {"backend": known, "residencies": loaded, **more}}
+
+    small = Residency(MODEL, context_tokens=2048)
+    closing = seen("c", small, closing=frozenset({MODEL}))
+    snapshot = fleet(
+        **seen("a", small), **seen("b", small, loading=OTHER_MODEL), **closing, **seen("d", Residency(OTHER_MODEL))
+    )
+
+    decision = decide(snapshot, request(), Policy())
+
+    assert set(decision.rejections.values()) == {Rejection.NOT_LOADED}
+    assert list(decision.details.values()) == [
+        "resident with context 2048, 4096 wanted",
+        "llama3 is being loaded",
+        "qwen3 is about to be unloaded",
+        "its model is not in memory there",
+    ]
 
 
 def test_a_decision_explains_itself() -> None:

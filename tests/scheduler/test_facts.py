@@ -246,14 +246,19 @@ def free(world: World, free_gib: float | None, asked_at_s: float | None = None) 
     return world.feed(events.GpuReported("a", memory, at_s))
 
 
-def test_a_request_waits_for_memory_and_goes_when_a_sample_shows_it() -> None:
+def loading(done: tuple[effects.Effect, ...]) -> list[tuple[str, str]]:
+    return [(load.backend_id, load.model) for load in of_type(done, effects.Load)]
+
+
+def test_a_load_waits_for_memory_and_begins_when_a_sample_shows_it() -> None:
     world = small_card(2.0)
     world.arrive(request("r"))
     (ticket,) = world.scheduler.waiting()
     assert ticket.decision is not None
     assert ticket.decision.rejections == {"a": Rejection.NO_MEMORY}
 
-    assert claimed(free(world, 20.0)) == [("r", "a")]
+    assert loading(free(world, 20.0) + world.pass_time(1.0)) == [("a", MODEL)]
+    assert claimed(world.loads.end(next(iter(world.loads.under_way)))) == [("r", "a")]
 
 
 @pytest.mark.parametrize("how", ["driver-silent", "loaded"])
@@ -262,12 +267,10 @@ def test_memory_stands_in_nobodys_way_where_it_is_not_known_or_not_needed(how: s
     world.arrive(request("r"))
 
     if how == "driver-silent":
-        done = free(world, None)
+        assert loading(free(world, None) + world.pass_time(1.0)) == [("a", MODEL)]
     else:
-        report = Report("a", 1, world.now_s, residencies=(Residency(MODEL),))
-        done = world.feed(events.BackendReported(report))
-
-    assert claimed(done) == [("r", "a")]
+        world.loads.put("a", Residency(MODEL))
+        assert claimed(world.look("a")) == [("r", "a")]
 
 
 def test_an_older_sample_changes_nothing() -> None:

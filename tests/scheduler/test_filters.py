@@ -2,16 +2,27 @@ import msgspec
 import pytest
 
 from scheduler.case import Case
-from scheduler.domain import BackendView, Engine, Health, Operation, Rejection, Request
+from scheduler.domain import BackendView, Engine, Health, Operation, Rejection, Request, Residency, SlotState
 from scheduler.filters import FILTERS, LASTING, PASSING, could_ever, first_rejection
 from scheduler.policy import Policy
+from scheduler.runner import Runner
 from tests.scheduler.world import MODEL, OTHER_MODEL, backend, request
 
 READY = BackendView(backend(limit=4), Health.READY)
+OLLAMA = BackendView(
+    backend(limit=4, engine=Engine.OLLAMA, contexts={MODEL: 4096}, cloud=True),
+    Health.READY,
+    residencies=(Residency(MODEL, 4096, slots=(SlotState(0, False),)),),
+)
+"""It has the model loaded, with one slot."""
 
 
 def view(**changes: object) -> BackendView:
     return msgspec.structs.replace(READY, **changes)
+
+
+def on(seen: BackendView, **changes: object) -> BackendView:
+    return msgspec.structs.replace(seen, **changes)
 
 
 def case(asked: Request, tried: frozenset[str] = frozenset()) -> Case:
@@ -31,6 +42,30 @@ ALIVE = msgspec.structs.replace(PLAIN, alive=True)
         pytest.param(READY, PLAIN, None, id="takes-it"),
         pytest.param(READY, case(request(model=OTHER_MODEL)), Rejection.UNKNOWN_MODEL, id="other-model"),
         pytest.param(READY, case(request(model=None)), None, id="any-model"),
+        pytest.param(OLLAMA, PLAIN, None, id="resident"),
+        pytest.param(OLLAMA, case(request(runner=Runner(2048))), None, id="resident-with-more"),
+        pytest.param(OLLAMA, case(request(runner=Runner(8192))), Rejection.NOT_LOADED, id="resident-with-less"),
+        pytest.param(on(OLLAMA, residencies=()), PLAIN, Rejection.NOT_LOADED, id="not-resident"),
+        pytest.param(
+            on(OLLAMA, residencies=()),
+            case(request(seats=0, operation=Operation.LOAD)),
+            Rejection.NOT_LOADED,
+            id="load",
+        ),
+        pytest.param(on(OLLAMA, residencies=()), case(request(seats=0, operation=Operation.UNLOAD)), None, id="unload"),
+        pytest.param(on(OLLAMA, residencies=()), case(request(model=None)), None, id="any-model-at-an-ollama"),
+        pytest.param(on(OLLAMA, closing=frozenset({MODEL})), PLAIN, Rejection.NOT_LOADED, id="closing"),
+        pytest.param(
+            on(OLLAMA, seats_leased=1, seats_by_model={MODEL: 1}),
+            PLAIN,
+            Rejection.NO_ROOM,
+            id="its-own-slots-are-taken",
+        ),
+        pytest.param(
+            on(OLLAMA, residencies=(), seats_leased=4), PLAIN, Rejection.NOT_LOADED, id="resident-before-room"
+        ),
+        pytest.param(OLLAMA, case(request(model="big:cloud", cloud=True, seats=0)), None, id="cloud"),
+        pytest.param(READY, case(request(cloud=True, seats=0)), Rejection.UNKNOWN_MODEL, id="cloud-goes-elsewhere"),
         pytest.param(
             view(backend=backend(models=()), health=Health.STARTING), PLAIN, Rejection.STARTING, id="models-not-told"
         ),
@@ -59,7 +94,7 @@ ALIVE = msgspec.structs.replace(PLAIN, alive=True)
         pytest.param(view(held_for="r1"), PLAIN, None, id="kept-for-this"),
         pytest.param(view(held_for="r9"), case(request(seats=0)), None, id="kept-seats-bar-only-seats"),
     ],
-)  # fmt: skip
+)
 def test_first_rejection(seen: BackendView, asked: Case, expected: Rejection | None) -> None:
     assert first_rejection(seen, asked) is expected
 
@@ -87,6 +122,7 @@ def test_could_ever(seen: BackendView, asked: Case, expected: bool) -> None:
 def test_every_reason_is_either_lasting_or_passing() -> None:
     lasting = {Rejection.UNKNOWN_MODEL, Rejection.UNSUPPORTED, Rejection.TOO_MANY_SLOTS}
     final = {Rejection.QUEUE_FULL, Rejection.WAITED_TOO_LONG, Rejection.RETRIES_SPENT, Rejection.SHUTTING_DOWN}
+    final |= {Rejection.LOAD_FAILED}
 
     assert lasting | PASSING | final == set(Rejection)
     assert set(LASTING) < set(FILTERS)

@@ -22,6 +22,17 @@ def test_a_lease_counts_from_the_claim_to_the_release() -> None:
     assert (ledger.seats("a"), len(ledger)) == (0, 0)
 
 
+def test_seats_are_counted_by_model_whoever_holds_them() -> None:
+    ledger = Ledger()
+    for number, (model, owner) in enumerate([("m", ""), ("m", "two"), ("n", ""), (None, "")]):
+        lease = Lease(f"n{number}", "r", "a", 1, 1 + number, model, 0.0, owner=owner)
+        (ledger.hear if owner else ledger.claim)(lease)
+    assert ledger.seats_by_model("a") == {"m": 3, "n": 3}
+    ledger.void("a", 1.0)
+    assert ledger.seats_by_model("a") == {"m": 2}, "what is on its way to a new engine does not count"
+    assert ledger.seats_by_model("b") == {}
+
+
 def test_what_comes_twice_or_is_unknown_does_nothing() -> None:
     ledger = Ledger()
     claim(ledger, "n")

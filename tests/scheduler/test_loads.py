@@ -133,13 +133,12 @@ def test_how_a_load_ends(how: str) -> None:
     assert known.refusal(second, MODEL, NOW_S + 2.0, (first, second)) is None
 
 
-def test_what_is_loaded_or_has_no_card_reserves_nothing() -> None:
-    loaded, bare, other = view(ollama("a"), Residency(MODEL)), view(ollama("c", gpu=None)), view(ollama("b"))
+def test_what_loads_at_its_start_or_has_no_card_reserves_nothing() -> None:
+    plain, bare, other = view(backend("a")), view(ollama("c", gpu=None)), view(ollama("b"))
     known = loads(memory(7.0), "a", "b", "c")
 
-    known.begun(loaded, MODEL, NOW_S, (loaded, other))
+    known.begun(plain, MODEL, NOW_S, (plain, other))
     known.begun(bare, MODEL, NOW_S, (bare, other))
-    known.begun(other, None, NOW_S, (other,))
 
     assert known.refusal(other, MODEL, NOW_S, (other,)) is None
 
@@ -153,3 +152,21 @@ def test_an_older_sample_is_dropped() -> None:
     assert known.memory("a", NOW_S) == memory(8.0)
     known.sampled("a", None, NOW_S + 1.0)
     assert known.memory("a", NOW_S + 1.0) is None, "the driver tells nothing any more"
+
+
+def test_only_what_goes_makes_room() -> None:
+    small, large = Residency(OTHER_MODEL, gpu_bytes=1 * GIB), Residency("x:latest", gpu_bytes=4 * GIB)
+    seen, known = view(ollama(), small, large), loads(memory(3.0))
+
+    assert known.refusal(seen, MODEL, NOW_S, (seen,), evicting=(small,)) is not None
+    assert known.refusal(seen, MODEL, NOW_S, (seen,), evicting=(large,)) is None
+    assert known.refusal(seen, MODEL, NOW_S, (seen,), evicting=()) is not None
+
+
+def test_a_size_seen_with_a_larger_context_says_nothing_of_a_smaller_one() -> None:
+    here = view(ollama("a"))
+    there = view(ollama("b"), Residency(MODEL, context_tokens=32768, size_bytes=9 * GIB))
+    known = loads(memory(7.0), "a", "b")
+
+    assert known.refusal(here, MODEL, NOW_S, (here, there), evicting=(), context_tokens=4096) is None
+    assert known.refusal(here, MODEL, NOW_S, (here, there), evicting=(), context_tokens=32768) is not None

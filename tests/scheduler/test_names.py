@@ -13,6 +13,9 @@ from scheduler.names import canonical, short
         ("registry.ollama.ai/library/llama3:70b", "llama3:70b"),
         ("hf.co/bartowski/Llama-3.2-1B", "hf.co/bartowski/llama-3.2-1b:latest"),
         ("localhost:5000/me/model", "localhost:5000/me/model:latest"),
+        ("gpt-oss:20b:local", "gpt-oss:20b"),
+        ("gpt-oss:Local", "gpt-oss:latest"),
+        ("gpt-oss:20b-cloud", "gpt-oss:20b-cloud"),
     ],
 )
 def test_canonical(name: str, expected: str) -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from scheduler.case import Case
-from scheduler.domain import Engine, Gpu, Measured
+from scheduler.domain import Engine, Gpu, Measured, Residency
 from scheduler.endings import LEAST_LEFT_TOKENS, OUTRUN
 from scheduler.estimates import PRIOR_OUTPUT_TOKENS, Estimates
 from scheduler.outlook import NOTHING, SLOW_LIMIT, Fit, Reuses
@@ -127,7 +127,7 @@ def test_slots_of_an_ollama_belong_to_one_model() -> None:
     assert room.fit(talk("r", SYSTEM, HELLO, model=OTHER_MODEL)).reused_tokens == 0
     assert set(room.outlook.mirrors("a")) == {MODEL, OTHER_MODEL}
 
-    room.outlook.loaded(room.backend, {OTHER_MODEL}, NOW_S)
+    room.outlook.loaded(room.backend, [Residency(OTHER_MODEL)], NOW_S)
 
     assert room.fit(talk("r", SYSTEM, HELLO)).reused_tokens == 0, "it was unloaded"
 

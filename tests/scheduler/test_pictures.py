@@ -5,7 +5,7 @@ import pytest
 
 from scheduler import effects, events
 from scheduler.core import Scheduler
-from scheduler.domain import Backend, Engine, Request
+from scheduler.domain import Backend, Engine, Request, Residency
 from scheduler.health import Signal
 from scheduler.mirror import MOST_SLOTS
 from scheduler.picture import Picture
@@ -20,6 +20,7 @@ AGAIN_S = 7000.0
 def used() -> World:
     """Three backends, one with another API, that answered a few conversations."""
     world = fleet("a", "b")
+    world.loads.put("o", Residency(MODEL), Residency(OTHER_MODEL))
     world.join(backend("o", limit=2, engine=Engine.OLLAMA, models=(MODEL, OTHER_MODEL), slot_source="leases"))
     for number in range(12):
         say(world, f"r{number}", SYSTEM, (10 + number % 5, 300), (20 + number, 30), tenant="xyz"[number % 3])

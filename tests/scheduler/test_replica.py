@@ -1,6 +1,6 @@
 from math import inf
 
-from scheduler.domain import Health, Report, Residency, SlotState
+from scheduler.domain import Engine, Health, Report, Residency, SlotState
 from scheduler.health import Life
 from scheduler.leases import ENDED_KEPT, Lease, Ledger
 from scheduler.replica import BackendState, Replica
@@ -25,7 +25,7 @@ def report(asked_at_s: float, busy: int | None, deferred: int | None = None) -> 
 
 
 def foreign(known: BackendState) -> int:
-    return known.view(0).foreign_busy
+    return known.view(Ledger()).foreign_busy
 
 
 def test_pauses_double_until_an_attempt_succeeds() -> None:
@@ -77,8 +77,8 @@ def test_foreign_use_is_what_is_busy_beyond_all_leases() -> None:
     known.learn_report(report(2.0, busy=4, deferred=1), ledger, 2.1)
 
     assert foreign(known) == 3, "a request in the engine's own queue counts as a busy slot"
-    assert known.view(0).slots == (SlotState(0, True),)
-    assert known.view(0).residencies == (Residency(MODEL),)
+    assert known.view(Ledger()).slots == (SlotState(0, True),)
+    assert known.view(Ledger()).residencies == (Residency(MODEL),)
 
 
 def test_a_request_that_began_during_the_look_is_doubted_only_while_it_runs() -> None:
@@ -147,7 +147,7 @@ def test_a_new_engine_starts_with_a_clean_sheet() -> None:
 
     known.reset()
 
-    assert known.view(0) == state().view(0)
+    assert known.view(Ledger()) == state().view(Ledger())
 
 
 def test_views_follow_what_was_touched() -> None:
@@ -177,7 +177,7 @@ def test_what_the_store_tells_is_compared_with_what_the_others_told() -> None:
     known = state()
     known.learn_elsewhere(3, 5.0, known=2, since_s=5.0)
     assert (known.seats_unknown, known.unaccounted) == (1, True)
-    assert known.view(1, 2).seats_elsewhere == 3
+    assert known.view(Ledger()).seats_elsewhere == 1
 
     known.hear_taken(1)
     assert (known.seats_unknown, known.unaccounted) == (0, False), "the news of it came after the number"
@@ -202,3 +202,33 @@ def test_what_is_most_likely_on_its_way_takes_room_but_ends_no_naming_of_slots()
     assert known.unaccounted
     known.learn_elsewhere(2, 7.0, since_s=7.0, passing=True)
     assert known.unaccounted, "what was sure stays so"
+
+
+def test_the_slots_of_loaded_models_speak_for_what_was_abandoned() -> None:
+    """As an engine's own slots do: a request that is not on its slot yet must not hide who still is on one."""
+    known = BackendState(backend(engine=Engine.OLLAMA, slot_source="children"))
+    assert known.reports_slots
+    assert not known.names_slots
+    ledger = Ledger()
+    held(ledger, "gone", 1.0)
+    ledger.abandon("gone", 5.0)
+    held(ledger, "live", 6.0)
+    slots = (SlotState(0, True), SlotState(1, False))
+
+    def look(asked_at_s: float, busy: int, slots: tuple[SlotState, ...]) -> tuple[str, ...]:
+        told = Report("a", 1, asked_at_s, busy, None, (), (Residency(MODEL, slots=slots),))
+        return known.learn_report(told, ledger, asked_at_s + 0.1)
+
+    assert look(7.0, 1, slots) == ()  # whose is it?
+    known_live = ledger.get("live")
+    assert known_live is not None
+    known_live.committed = True
+    assert look(8.0, 2, (SlotState(0, True), SlotState(1, True))) == ()
+    assert look(9.0, 1, slots) == ("gone",)
+    assert foreign_of(known, ledger) == 0
+    look(10.0, 4, slots)
+    assert foreign_of(known, ledger) == 2
+
+
+def foreign_of(known: BackendState, ledger: Ledger) -> int:
+    return known.view(ledger).foreign_busy

@@ -1,5 +1,6 @@
 from random import Random
 
+from scheduler.runner import Runner
 from scheduler.waiting import Queue, Ticket, WaitingLine, kind_of, lane_of, rank_of
 from tests.scheduler.world import OTHER_MODEL, request
 
@@ -48,6 +49,10 @@ def test_kinds_are_what_backends_treat_alike() -> None:
     assert kind_of(ticket(1)) == kind_of(ticket(2))
     assert len({kind_of(t) for t in (ticket(1), ticket(1, seats=2), ticket(1, model=OTHER_MODEL))}) == 3
     assert kind_of(ticket(1)) != kind_of(ticket(1, tried=frozenset("a")))
+    kinds = [
+        Ticket(request(**more), 1.0) for more in ({}, {"runner": Runner()}, {"runner": Runner(8192)}, {"cloud": True})
+    ]
+    assert len({kind_of(each) for each in kinds}) == 4
 
 
 def test_whether_other_tenants_wait_with_a_priority() -> None:

@@ -4,107 +4,38 @@ The clock moves a millisecond with every event, so that no two events share a ti
 """
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from scheduler import effects, events
 from scheduler.core import Scheduler
 from scheduler.domain import (
     Backend,
     BackendView,
-    Dialect,
     Engine,
     Failure,
     Measured,
-    Operation,
     Outcome,
-    Prompt,
     Rejection,
     Report,
     Request,
-    Residency,
 )
 from scheduler.effects import Effect
 from scheduler.events import Event
 from scheduler.health import Signal
 from scheduler.policy import Policy
 from tests.scheduler import promises
+from tests.scheduler.nouns import MODEL as MODEL
+from tests.scheduler.nouns import OTHER_MODEL as OTHER_MODEL
+from tests.scheduler.nouns import backend as backend
+from tests.scheduler.nouns import request as request
+from tests.scheduler.nouns import talk as talk
 from tests.scheduler.played_engine import Engines
-from tests.scheduler.prompts import Message, Tokens, prompt_of, tokens_of
+from tests.scheduler.played_loads import PlayedLoads
+from tests.scheduler.prompts import Message, Tokens, tokens_of
 
 E = TypeVar("E", bound=Effect)
 
-MODEL = "qwen3:latest"
-OTHER_MODEL = "llama3:latest"
 TICK_S = 0.001
-
-
-def backend(
-    backend_id: str = "a",
-    *,
-    limit: int = 2,
-    slots: int | None = None,
-    models: Iterable[str] = (MODEL,),
-    engine: Engine = Engine.LLAMA_SERVER,
-    slot_source: str = "slots",
-    epoch: int = 1,
-    capabilities: Iterable[Operation] = tuple(Operation),
-    managed: bool = False,
-) -> Backend:
-    """A backend with as many slots as it may run requests, unless said otherwise."""
-    return Backend(
-        id=backend_id,
-        engine=engine,
-        slots=limit if slots is None else slots,
-        running_limit=limit,
-        models=frozenset(models),
-        capabilities=frozenset(capabilities),
-        managed=managed,
-        epoch=epoch,
-        slot_source=slot_source,
-    )
-
-
-def request(
-    request_id: str = "r1",
-    *,
-    model: str | None = MODEL,
-    seats: int = 1,
-    arrived_s: float = 0.0,
-    wait_s: float = 300.0,
-    operation: Operation = Operation.CHAT,
-    engines: frozenset[Engine] = frozenset(Engine),
-    divisible: bool = False,
-    further: bool = False,
-    tenant: str = "",
-    priority: str = "normal",
-    prompt: Prompt | None = None,
-    max_output_tokens: int | None = None,
-    can_name_slot: bool = False,
-) -> Request:
-    """A chat for one slot, unless said otherwise."""
-    return Request(
-        id=request_id,
-        operation=operation,
-        dialect=Dialect.OLLAMA,
-        model=model,
-        arrived_s=arrived_s,
-        wait_until_s=arrived_s + wait_s,
-        seats=seats,
-        engines=engines,
-        divisible=divisible,
-        further=further,
-        tenant=tenant,
-        priority=priority,
-        prompt_bytes=prompt.size_bytes if prompt else 0,
-        prompt=prompt,
-        max_output_tokens=max_output_tokens,
-        can_name_slot=can_name_slot,
-    )
-
-
-def talk(request_id: str, *messages: Message, can_name_slot: bool = True, **more: Any) -> Request:
-    """A request with a prompt, which may be told its slot."""
-    return request(request_id, prompt=prompt_of(list(messages)), can_name_slot=can_name_slot, **more)
 
 
 def of_type(effects_: Iterable[Effect], kind: type[E]) -> list[E]:
@@ -136,6 +67,8 @@ class World:
         self.engines = Engines(self.backends)
         self.engine = self.engines.working
         """What the engines work on, by nonce."""
+        self.loads = PlayedLoads(self)
+        """What Ollamas have loaded."""
         self.max_busy: dict[str, int] = {}
         self.texts: dict[str, Tokens] = {}
         """Prompts of open requests, token by token."""
@@ -181,19 +114,24 @@ class World:
         self.backends[new.id] = new
         if old is not None and new.epoch > old.epoch:
             self.engines.gone(new.id)
+            self.loads.gone(new.id)
         self.feed(events.BackendChanged(new))
         for signal in signals or (Signal.STARTED, Signal.ANSWERED):
             self.feed(events.BackendSignalled(new.id, signal))
+        if new.engine is Engine.OLLAMA and not signals:
+            self.look(new.id)
 
     def leave(self, backend_id: str) -> tuple[Effect, ...]:
         """A backend leaves, and its engine with it."""
         del self.backends[backend_id]
         self.engines.gone(backend_id)
+        self.loads.gone(backend_id)
         return self.feed(events.BackendLeft(backend_id))
 
     def exit(self, backend_id: str) -> tuple[Effect, ...]:
         """An engine's process ends."""
         self.engines.gone(backend_id)
+        self.loads.gone(backend_id)
         return self.feed(events.BackendSignalled(backend_id, Signal.EXITED))
 
     def arrive(self, new: Request, messages: list[Message] | None = None) -> tuple[Effect, ...]:
@@ -223,9 +161,12 @@ class World:
         return self.feed(events.ClaimRefused(claim.request_id, nonce, seats_elsewhere, draining))
 
     def answer_claims(self) -> None:
-        """The store answers all claims, and those that follow from the answers."""
-        while self.claims:
-            self.answer_claim(next(iter(self.claims)))
+        """The store answers all claims, and those that follow from the answers; loads end well."""
+        while self.claims or self.loads.under_way:
+            if self.claims:
+                self.answer_claim(next(iter(self.claims)))
+            else:
+                self.loads.end(next(iter(self.loads.under_way)))
 
     def run(self, new: Request) -> effects.Dispatch:
         """A request arrives and is dispatched."""
@@ -303,7 +244,7 @@ class World:
             self.now_s if asked_at_s is None else asked_at_s,
             busy_slots=self.busy(backend_id) + foreign + len(played.foreigners) if tells else None,
             slots=played.states() if tells and shown else (),
-            residencies=tuple(Residency(model) for model in sorted(known.models)),
+            residencies=self.loads.of(known),
         )
 
     # What is true
@@ -353,6 +294,7 @@ class World:
                 assert effect.request_id not in self.committed, "no retry after the first byte"
                 assert effect.request_id not in self.running, "at one engine at a time"
                 self.running[effect.request_id] = effect
+                self.loads.dispatched(effect, self.open[effect.request_id])
                 seats = effect.seats
                 assert (effect.nonce == "") == (self.open[effect.request_id].seats == 0)
                 if seats:
@@ -370,6 +312,10 @@ class World:
                 if effect.retry_after_s is not None:
                     assert self.policy.retry_after_min_s <= effect.retry_after_s <= self.policy.retry_after_max_s
                 self._close(effect.request_id, "rejected")
+            case effects.Load():
+                self.loads.asked(effect)
+            case effects.Unload():
+                self.loads.unloads(effect)
             case effects.WakeAt():
                 assert effect.at_s < self.wake_at_s, "only an earlier time is worth an effect"
                 self.wake_at_s = effect.at_s

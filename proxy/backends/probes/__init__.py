@@ -14,11 +14,13 @@ class Description(msgspec.Struct, frozen=True):
     facts: EngineFacts
     capabilities: frozenset[Operation]
     slot_source: str
-    """ "slots" or "leases", see `scheduler.domain.Backend`."""
+    """ "slots", "children" or "leases", see `scheduler.domain.Backend`."""
     warnings: tuple[str, ...] = ()
     """For `status`: what the operator should change at the engine."""
     epoch_hint: int = 0
     """Grows with every restart and is the same for all who ask; 0: the engine tells nothing of the kind."""
+    slots_assumed: bool = False
+    """The slots in `facts` were told neither by the engine nor by the operator."""
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -39,6 +41,13 @@ class Look(msgspec.Struct, frozen=True):
     sleeping: bool = False
     alive_only: bool = False
     """It lives but told nothing: what was known before still holds."""
+    outdated: bool = False
+    """What its description says does not hold any more: it is the same engine, and is to be described again."""
+
+
+CHILD_SPACING_S = 2.5
+"""Least time from one answer of an Ollama's llama-server to the next question: with less, clients' departures would go
+unnoticed."""
 
 
 class Probe(Protocol):
@@ -48,6 +57,10 @@ class Probe(Protocol):
     describe_every_s: float
     """Models come and go (Ollama): read the description again this often; infinite: only when `identity` changes."""
 
+    @property
+    def spacing_s(self) -> float:
+        """Least pause between looks that this engine bears, in seconds; 0: no more than `watcher.Cadence` says."""
+
     async def ready(self) -> bool:
         """Whether it says that it can take requests; False while it cannot be reached or loads. Never raises."""
 
@@ -55,7 +68,7 @@ class Probe(Protocol):
         """Read what it is."""
 
     async def look(self) -> Look:
-        """Read what it does now. At most once every two seconds: see `watcher`."""
+        """Read what it does now. At most once every two seconds, or `spacing_s`: see `watcher`."""
 
     async def close(self) -> None:
         """Close its connections."""

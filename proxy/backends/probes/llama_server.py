@@ -92,9 +92,12 @@ class LlamaServerProbe:
 
     engine = Engine.LLAMA_SERVER
     describe_every_s = math.inf
+    spacing_s = 0.0
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, serves: str = "") -> None:
+        """`serves` is the path of the model that it must have loaded; empty: any."""
         self._control = control
+        self._serves = serves
         self._names: tuple[str, ...] = ()
         self._size_bytes: int | None = None
         self._has_slots = True
@@ -204,9 +207,11 @@ class LlamaServerProbe:
         """Slots, the engine's own queue, progress; a sleeping engine is left asleep.
 
         Raises:
-            ProbeError: not reachable, still loading, or a bad answer.
+            ProbeError: not reachable, still loading, another than asked for, or a bad answer.
         """
         props = check(await self._control.get("/props")).json(Props)
+        if self._serves and props.model_path != self._serves:
+            raise ProbeError(f"it serves {props.model_path}, not {self._serves}", another=True)
         context = props.default_generation_settings.n_ctx
         identity = f"{props.total_slots}/{context}/{props.model_alias}/{props.model_path}"
         if props.is_sleeping:

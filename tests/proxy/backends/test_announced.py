@@ -1,5 +1,6 @@
 """What a record says of a backend: nothing is lost, nothing grows without bound, and how the backend is reached."""
 
+import hashlib
 import zlib
 from typing import Any
 
@@ -83,11 +84,38 @@ def test_hundreds_of_models_fit() -> None:
     assert (heard, logs) == (told, [])
 
 
+def test_hundreds_of_an_ollamas_models_fit() -> None:
+    """With digests, which cannot be packed: of each one's manifest, and of what it is loaded from."""
+    names = [f"model-{number}:latest" for number in range(400)]
+    digests = {name: hashlib.sha256(name.encode()).hexdigest() for name in names}
+    weights = {name: hashlib.sha256(digest.encode()).hexdigest() for name, digest in digests.items()}
+    models = tuple(ModelFacts(name, digest=digests[name], listing={"digest": digests[name]}) for name in names)
+    facts = EngineFacts(Engine.OLLAMA, models=models)
+    contexts = dict.fromkeys(names, 4096)
+    backend = msgspec.structs.replace(
+        announced().backend, models=frozenset(names), weights=weights, contexts=contexts, most_context=contexts
+    )
+    told = announced(backend=backend, facts=facts)
+    said_twice = tuple(msgspec.structs.replace(model, weights=weights[model.name]) for model in models)
+    with capture_logs() as logs:
+        heard = from_facts(
+            through_the_store(to_facts(announced(backend=backend, facts=EngineFacts(Engine.OLLAMA, models=said_twice))))
+        )
+    assert (heard, logs) == (told, [])
+
+
 @pytest.mark.parametrize("count", [1500, 8000])
 def test_too_much_is_shortened_and_told_in_the_log(count: int) -> None:
     names = [random_name(number) for number in range(count)]
     models = tuple(ModelFacts(name, listing={"digest": name[::-1]}) for name in names)
-    backend = msgspec.structs.replace(announced().backend, models=frozenset(names), model_bytes=dict.fromkeys(names, 1))
+    backend = msgspec.structs.replace(
+        announced().backend,
+        models=frozenset(names),
+        model_bytes=dict.fromkeys(names, 1),
+        contexts=dict.fromkeys(names, 2),
+        weights={name: name for name in names},
+        embeds_only=frozenset(names),
+    )
     told = announced(backend=backend, facts=EngineFacts(Engine.OLLAMA, models=models, chat_template=random_name(1)))
     with capture_logs() as logs:
         heard = from_facts(through_the_store(to_facts(told)))
@@ -95,7 +123,8 @@ def test_too_much_is_shortened_and_told_in_the_log(count: int) -> None:
     assert heard.facts is not None
     assert len(heard.facts.models) < count
     assert heard.backend.models <= backend.models
-    assert heard.backend.model_bytes.keys() <= heard.backend.models
+    left = heard.backend
+    assert left.model_bytes.keys() | left.contexts.keys() | left.weights.keys() | left.embeds_only <= left.models
     assert len(logs) == 1
 
 

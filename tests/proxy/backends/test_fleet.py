@@ -181,12 +181,13 @@ async def test_a_model_that_is_missing_is_in_the_status(scene: Scene, tmp_path: 
 
 
 async def test_one_ollama_per_gpu(scene: Scene) -> None:
-    fleet = await scene.start(scene.ollama(gpus="auto", slots=3), nvml=FakeNvml())
+    fleet = await scene.start(scene.ollama(gpus="auto", slots=3, keep_alive="1h30m"), nvml=FakeNvml())
     await until(ready(fleet), "both are ready")
     one, two = fleet.status()
     assert (one.name, one.gpu, two.name, two.gpu) == ("ollama-0", "GPU-aaaa", "ollama-1", "GPU-bbbb")
     assert one.endpoint != two.endpoint
     assert one.slots == 3
+    assert [fleet.keep_alive_s(name) for name in ("ollama-0", "ollama-1", "of-another-box")] == [5400, 5400, 300]
     environment = Path(f"/proc/{two.pid}/environ").read_bytes().split(b"\0")
     assert b"CUDA_VISIBLE_DEVICES=GPU-bbbb" in environment
     assert f"OLLAMA_HOST={two.endpoint.removeprefix('http://')}".encode() in environment

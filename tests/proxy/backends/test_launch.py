@@ -165,6 +165,28 @@ def test_ollama_on_the_cpu() -> None:
     assert made.env["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "LLAMA_ARG_CACHE_RAM",
+        "LLAMA_ARG_CACHE_IDLE_SLOTS",
+        "LLAMA_ARG_ENDPOINT_METRICS",
+        "OLLAMA_NUM_PARALLEL",
+        "OLLAMA_MAX_LOADED_MODELS",
+        "OLLAMA_CONTEXT_LENGTH",
+        "OLLAMA_KEEP_ALIVE",
+        "OLLAMA_NOPRUNE",
+        "OLLAMA_VULKAN",
+        "OLLAMA_MODELS",
+    ],
+)
+def test_what_an_ollama_gets_can_be_overridden(name: str) -> None:
+    made = spec(BackendConfig(engine="ollama", models_dir=Path("/store")), OLLAMA, gpu=GPU)
+    assert made.env[name] != "7"
+    changed = spec(BackendConfig(engine="ollama", models_dir=Path("/store"), env={name: "7"}), OLLAMA, gpu=GPU)
+    assert changed.env == made.env | {name: "7"}
+
+
 @pytest.mark.parametrize("program", [LLAMA, OLLAMA])
 def test_what_is_private_to_slotgate_stays_there(program: Program) -> None:
     config = BackendConfig(model=Path("/m/a.gguf"), env={"LLAMA_API_KEY": "y"} if program is OLLAMA else {})

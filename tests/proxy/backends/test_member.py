@@ -19,10 +19,11 @@ from scheduler.events import BackendChanged, BackendLeft, BackendReported, Backe
 from scheduler.health import Signal
 from scheduler.policy import Policy
 from tests.proxy.backends.answers import LOADING, PROPS, TAG, UNAUTHORIZED, Answers
+from tests.proxy.backends.played_ollama import SMOL, PlayedOllama
 from tests.wait import until
 
 GPU = Gpu("GPU-aaaa", 0, "NVIDIA GeForce RTX 4090", 24 * 2**30)
-CADENCE = Cadence(busy_s=0.02, idle_s=0.02, spacing_s=0.02, describe_s=0.02)
+CADENCE = Cadence(busy_s=0.02, idle_s=0.02, spacing_s=0.02, describe_s=0.02, child_spacing_s=0.02)
 
 
 class Scene:
@@ -143,6 +144,32 @@ async def test_an_external_ollama_is_detected_and_its_pulls_are_seen(scene: Scen
         assert [residency.model for residency in report.residencies] == ["smol:latest"]
         engine.set("/api/tags", 200, {"models": [TAG, TAG | {"name": "other:latest"}]})
         await until(lambda: member.status().models == ("smol:latest", "other:latest"), "the new model is seen")
+
+
+async def test_where_the_occupancy_of_an_ollama_comes_from_and_why(scene: Scene, tmp_path: Path) -> None:
+    async with Answers.ollama() as hidden, PlayedOllama(tmp_path, OLLAMA_NUM_PARALLEL="2") as seen:
+        member = scene.external(hidden.url)
+        await until(lambda: member.status().state == "ready", "it answered")
+        status = member.status()
+        assert (status.slot_source, status.busy_slots, status.slots) == ("leases", None, 1)
+        assert "is no Ollama" in status.slot_source_why
+        assert [warning[:8] for warning in status.warnings] == ["what it ", "slots = "]
+
+        member = scene.external(seen.url)
+        await until(lambda: member.status().slot_source == "children", "its process is found")
+        await until(lambda: member.status().busy_slots == 0, "it is looked at")
+        status = member.status()
+        assert (status.slots, status.slot_source_why) == (2, "no model is loaded")
+        assert not any("assumed" in warning for warning in status.warnings)
+        child = await seen.load("smol:latest", SMOL)
+        await child.be(busy=[0])
+        await until(lambda: member.status().busy_slots == 1, "its llama-server is asked")
+        assert (
+            member.status().slot_source_why
+            == f"the llama-server of each loaded model is asked, as PID {seen.pid} runs it"
+        )
+        member.loaded_by_default("smol")
+        await until(lambda: member.facts and member.facts.models[0].default_context == 4096, "its default is learned")
 
 
 async def test_a_key_that_is_missing_is_told(scene: Scene) -> None:

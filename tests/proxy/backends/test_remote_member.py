@@ -11,7 +11,7 @@ from scheduler.domain import Engine
 from scheduler.events import BackendChanged, BackendLeft, BackendReported, BackendSignalled, GpuReported
 from scheduler.health import Signal
 from scheduler.memory import GpuMemory
-from scheduler.news import BackendMoved, LookWanted
+from scheduler.news import BackendMoved, ListWanted, LookWanted
 from tests.proxy.backends.remote_scene import GATE, HERE, LOOPBACK, NETWORK, THERE, Announcing, Hearing, engine_facts
 
 KEY = (("Authorization", "Bearer k"),)
@@ -140,6 +140,15 @@ def test_memory_is_told_where_models_are_loaded_when_asked_for() -> None:
     at_s = here.now_s
     told = msgspec.structs.replace(memory, sampled_s=at_s)
     assert here.took() == [GpuReported("ollama", told, at_s), GpuReported("ollama", None, at_s)]
+
+
+def test_lists_of_models_are_wished_for_at_the_owner() -> None:
+    there, here = Announcing(), Hearing()
+    there.add()
+    here.refresh(there)
+    here.fleet.list_models("gpu")
+    here.fleet.list_models("nobody")
+    assert here.told == [ListWanted(here.fleet.store_id("gpu") or "")]
 
 
 def test_looks_are_wished_for_at_the_owner() -> None:

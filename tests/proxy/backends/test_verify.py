@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from proxy.backends.probes import Description
@@ -60,11 +61,41 @@ def test_an_external_engine_has_what_it_has() -> None:
 
 def test_the_slots_of_an_external_ollama_are_an_assumption_until_configured() -> None:
     facts = EngineFacts(Engine.OLLAMA, slots=4)
-    described = Description(facts, frozenset({Operation.CHAT}), "leases")
+    described = Description(facts, frozenset({Operation.CHAT}), "leases", slots_assumed=True)
     (warning,) = mismatches(BackendConfig(url="http://box:1"), described)
     assert "set slots to its OLLAMA_NUM_PARALLEL" in warning
-    assert mismatches(BackendConfig(url="http://box:1", slots=4), described) == ()
-    assert mismatches(BackendConfig(engine="ollama"), described) == ()
+    known = msgspec.structs.replace(described, slots_assumed=False)
+    assert mismatches(BackendConfig(url="http://box:1"), known) == ()
+    assert mismatches(BackendConfig(url="http://box:1", slots=4), known) == ()
+    assert mismatches(BackendConfig(engine="ollama"), known) == ()
+    (warning,) = mismatches(BackendConfig(url="http://box:1", slots=8), known)
+    assert warning == "slots = 8 is configured, its OLLAMA_NUM_PARALLEL is 4"
+
+
+def test_what_the_environment_overrides_is_no_mismatch() -> None:
+    facts = EngineFacts(Engine.OLLAMA, slots=2, slot_context_tokens=2048)
+    described = Description(facts, frozenset({Operation.CHAT}), "children")
+    assert len(mismatches(BackendConfig(engine="ollama"), described)) == 2
+    env = {"OLLAMA_NUM_PARALLEL": "2", "OLLAMA_CONTEXT_LENGTH": "2048"}
+    assert mismatches(BackendConfig(engine="ollama", env=env), described) == ()
+
+
+def test_what_an_ollama_loads_is_told_by_model() -> None:
+    models = (
+        ModelFacts("Smol", context_tokens=8192, weights="ab", default_context=4096),
+        ModelFacts("Embed:latest", context_tokens=512, capabilities=("embedding",)),
+        ModelFacts("elsewhere:cloud"),
+    )
+    facts = EngineFacts(Engine.OLLAMA, models=models, slots=2, max_loaded=3)
+    described = Description(facts, frozenset({Operation.CHAT}), "children")
+    backend = make_backend("a", BackendConfig(engine="ollama"), Engine.OLLAMA, 1, description=described)
+    assert backend.contexts == {"smol:latest": 4096}
+    assert backend.most_context == {"smol:latest": 8192, "embed:latest": 512}
+    assert backend.weights == {"smol:latest": "ab"}
+    assert backend.embeds_only == {"embed:latest"}
+    assert (backend.max_loaded, backend.slot_source) == (3, "children")
+    other = make_backend("a", BackendConfig(), LLAMA, 1, description=described)
+    assert (other.contexts, other.most_context, other.max_loaded) == ({}, {}, 0)
 
 
 @pytest.mark.parametrize(

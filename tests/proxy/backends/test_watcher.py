@@ -6,6 +6,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from proxy.backends.control import ProbeError
@@ -27,6 +28,7 @@ class Scripted:
 
     def __init__(self) -> None:
         self.describe_every_s = math.inf
+        self.spacing_s = 0.0
         self.models = ["smol"]
         self.slots = 2
         self.epoch_hint = 0
@@ -160,6 +162,18 @@ async def test_an_unchanged_engine_is_announced_once(scene: Scene) -> None:
     scene.start()
     await until(lambda: scene.probe.descriptions >= 4, "it was described several times")
     assert len(scene.changes()) == 1
+
+
+async def test_models_are_listed_at_once_where_somebody_knows_that_they_changed(scene: Scene) -> None:
+    never = Cadence(busy_s=3600, idle_s=3600, spacing_s=3600, describe_s=3600)
+    watcher = scene.start(cadence=never)
+    await until(lambda: watcher.answered, "it answered")
+    scene.probe.models = ["smol", "other"]
+    await watcher.list_models()
+    assert scene.changes()[-1].backend.models == {"smol:latest", "other:latest"}
+    scene.probe.problem = "busy"
+    await watcher.list_models()  # left alone
+    assert watcher.answered
 
 
 async def test_pulled_models_are_seen(scene: Scene) -> None:
@@ -324,3 +338,22 @@ async def test_looks_that_are_asked_for_are_merged_and_spaced(scene: Scene) -> N
         async with asyncio.timeout(3 * cadence.spacing_s):
             await asyncio.Event().wait()
     assert scene.probe.looks == 2  # ten wishes were one look, and the one in an hour is still to come
+
+
+async def test_what_is_described_wrongly_is_described_again_after_the_look(scene: Scene) -> None:
+    scene.start(cadence=Cadence(busy_s=0.01, idle_s=0.01, spacing_s=0.01, describe_s=1000))
+    await until(lambda: scene.probe.looks == 1, "the first look")
+    scene.probe.models, scene.probe.now = ["other"], msgspec.structs.replace(scene.probe.now, outdated=True)
+    await until(lambda: scene.changes()[-1].backend.models == {"other:latest"}, "it is described again")
+    assert scene.probe.descriptions <= scene.probe.looks  # no second look for that
+    assert [change.backend.epoch for change in scene.changes()] == [0, 0]
+
+
+async def test_an_engine_may_need_longer_pauses(scene: Scene) -> None:
+    scene.probe.spacing_s = 0.05
+    watcher = scene.start(cadence=Cadence(busy_s=0.0, idle_s=0.0, spacing_s=0.0))
+    await until(lambda: scene.probe.looks == 1, "the first look")
+    first_s = watcher.looked_at_s
+    watcher.look(first_s)
+    await until(lambda: scene.probe.looks == 2, "the next look")
+    assert watcher.looked_at_s >= first_s + 0.05

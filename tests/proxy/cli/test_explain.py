@@ -49,6 +49,7 @@ def test_a_request_that_left_the_line_undecided() -> None:
     assert explanation_text(answer, NOW).splitlines() == [
         "request r-0, ollama chat llama3:latest: done, status 200, after 1.9s",
         "tenant alice, priority high",
+        "may not have fit: prompt about 676 tokens, answer up to 512, context 1024",
         "waited 0.4s; when it began: place 2 in line, expected to wait ~0.5s",
     ]
 

@@ -9,7 +9,7 @@ HEAVY = ("rich", "pydantic", "httpx", "structlog", "aiohttp", "redis", "msgspec"
 
 COMMANDS = (
     "serve", "ps", "status", "list", "drain", "undrain", "restart", "explain", "policy", "config", "simulate", "up",
-    "demo", "version", "workers", "store",
+    "demo", "version", "workers", "store", "load", "unload", "pin", "unpin", "pull", "rm", "cp",
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ def test_table(slotgate: Slotgate, golden: Callable[[str, str], None], monkeypat
 
 def test_models_alone(slotgate: Slotgate, stand_in: AdminStandIn) -> None:
     lines = slotgate("ps").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["NAME", "llama3:latest", "qwen:7b"]
+    assert [line.split()[0] for line in lines] == ["NAME", "llama3:latest", "qwen:7b", "old", "phi"]
 
 
 def test_json(slotgate: Slotgate, golden: Callable[[str, str], None]) -> None:

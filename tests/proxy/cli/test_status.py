@@ -94,3 +94,13 @@ def test_workers_in_one_line(slotgate: Slotgate, stand_in: AdminStandIn) -> None
         WorkerStatus(2, 13, "retiring", 9.0, warm=True),
     ]
     assert slotgate("status").stdout.splitlines()[2] == "workers: 2 serving, 1 retiring, 1 of them not warm"
+
+
+def test_why_only_leases_tell_what_is_busy(slotgate: Slotgate, stand_in: AdminStandIn) -> None:
+    backend = stand_in.status.backends[0]
+    backend.slot_source, backend.slot_source_why = "leases", "no permission to read the process of PID 123"
+    line = "gpu-0: only slotgate's own leases tell what is busy: no permission to read the process of PID 123\n"
+    assert line in slotgate("status").stdout
+    backend.slot_source, backend.slot_source_why = "children", "no model is loaded"
+    assert "no model is loaded" not in slotgate("status").stdout
+    assert "children: no model is loaded\n" in slotgate("status", "-v").stdout

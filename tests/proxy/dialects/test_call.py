@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from proxy.dialects import ClientError, read_call, read_model_name, render_error
-from proxy.dialects.call import MAX_FIELDS, MAX_INPUTS, MAX_MESSAGES
+from proxy.dialects.call import MAX_FIELDS, MAX_INPUTS, MAX_MESSAGES, MAX_NAME_CHARS
 from scheduler.domain import Dialect, Engine, Operation
 from tests.proxy.dialects.support import NOW_NS, call_of, captured, fixed_clock, route_of
 
@@ -66,7 +66,7 @@ def test_other_dialects_decode_errors() -> None:
 
 @pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions", "/v1/messages", "/completion"])
 def test_compressed_bodies_are_refused(path: str) -> None:
-    with pytest.raises(ClientError, match="compressed request bodies") as caught:
+    with pytest.raises(ClientError, match="Content-Encoding: 'gzip' is not supported") as caught:
         call_of(path, b"\x1f\x8b", [("Content-encoding", "gzip")])
     assert caught.value.status == 415
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "prompt": "x"}
@@ -147,3 +147,14 @@ def test_the_clients_own_limit(path: str, body: dict[str, Any], limit: int | Non
     if path == "/api/chat":
         body = body | {"messages": [{"role": "user", "content": "x"}]}
     assert call_of(path, body).max_output_tokens == limit
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/embed", "/v1/completions", "/v1/messages", "/completion"])
+def test_names_have_an_end(path: str) -> None:
+    """They are remembered and logged: some dozen of 20 MB took gigabytes."""
+    body = {"input": "x", "prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+    assert call_of(path, body | {"model": "m" * MAX_NAME_CHARS}).model == "m" * MAX_NAME_CHARS
+    error = refusal(path, body | {"model": "m" * (MAX_NAME_CHARS + 1)})
+    assert (error.status, len(error.message) < 200) == (404, True)
+    with pytest.raises(ClientError, match="not found"):
+        read_model_name(route_of("/api/show"), msgspec.json.encode({"model": "m" * (MAX_NAME_CHARS + 1)}))

@@ -41,7 +41,7 @@ def test_retry_after_is_in_whole_seconds() -> None:
 def test_the_forms() -> None:
     assert render_error(Dialect.OLLAMA, 400, "", 'a "b"')[2] == b'{"error":"a \\"b\\""}'
     assert render_error(Dialect.OPENAI, 404, "", "x")[2] == (
-        b'{"error":{"message":"x","type":"not_found_error","param":null,"code":null}}'
+        b'{"error":{"message":"x","type":"not_found_error","param":null,"code":null}}\n'
     )
     assert render_error(Dialect.LLAMACPP, 501, "", "x")[2] == (
         b'{"error":{"code":501,"message":"x","type":"not_supported_error"}}'

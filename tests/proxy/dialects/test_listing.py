@@ -39,8 +39,8 @@ def test_tags_as_captured() -> None:
 
 
 def test_models_as_captured() -> None:
-    assert listing.openai_models([SMOL]) == captured("ollama/070").answer
-    assert listing.openai_model(SMOL, "smol") == captured("ollama/071").answer
+    assert listing.openai_models([SMOL]) == captured("ollama/070").answer + b"\n"
+    assert listing.openai_model(SMOL, "smol") == captured("ollama/071").answer + b"\n"
     theirs = msgspec.json.decode(listing.openai_model(ModelFacts(name="hf.co/Me/x"), "hf.co/me/x"))
     assert (theirs["owned_by"], theirs["created"]) == ("me", 0)
     assert msgspec.json.decode(listing.openai_models([])) == {"object": "list", "data": []}
@@ -60,8 +60,18 @@ def test_ps_is_ollamas_with_slots() -> None:
     assert shown["expires_at"] == "2026-11-29T19:24:18.25Z"
 
 
+def test_the_longest_lived_and_the_newest_come_first() -> None:
+    other = ModelFacts(name="other", modified_at="2026-11-30T00:00:00Z", listing={"name": "other"})
+    shown = msgspec.json.decode(listing.ollama_ps([PsEntry(SMOL, expires_at_unix_s=1.0), PsEntry(other)], NOW_NS))
+    assert [model["name"] for model in shown["models"]] == ["other:latest", "smol:latest"]
+    tags = msgspec.json.decode(listing.ollama_tags([SMOL, other]))
+    assert [model["name"] for model in tags["models"]] == ["other", "smol:latest"]
+    models = msgspec.json.decode(listing.openai_models([SMOL, other]))
+    assert [model["id"] for model in models["data"]] == ["other:latest", "smol:latest"]
+
+
 def test_never_unloaded_and_own_details() -> None:
-    entry = PsEntry(SMOL, details={"family": "x"})
+    entry = PsEntry(SMOL, details={"family": "x", "context_length": 8192, "embedding_length": 576})
     (shown,) = msgspec.json.decode(listing.ollama_ps([entry], NOW_NS))["models"]
     assert shown["expires_at"].startswith("2319-")
     assert shown["details"] == {"family": "x"}

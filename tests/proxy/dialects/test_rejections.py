@@ -34,7 +34,7 @@ def test_unknown_models_of_show_and_models(name: str, dialect: Dialect) -> None:
     error = model_not_found("nope")
     assert isinstance(error, ClientError)
     status, _, body = render_error(dialect, error.status, error.kind, error.message)
-    assert (status, body) == (example.status, example.answer)
+    assert (status, body.rstrip()) == (example.status, example.answer)
 
 
 @pytest.mark.parametrize("dialect", list(Dialect))

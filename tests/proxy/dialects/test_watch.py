@@ -33,15 +33,15 @@ def watched(data: bytes, ended: Ended | None = None) -> StreamWatch:
 
 
 COMPLETE = [
-    ("ollama/030", marks.ndjson_ended, False, Usage(15, None, 12, 56.518, 17950.025)),
-    ("ollama/020", marks.ndjson_ended, False, Usage(13, None, 12, 104.829, 6890.699)),
+    ("ollama/030", marks.ndjson_ended, False, Usage(15, None, 12, 56.518, 17950.025, load_ms=0.79041)),
+    ("ollama/020", marks.ndjson_ended, False, Usage(13, None, 12, 104.829, 6890.699, load_ms=6339.402297)),
     ("llama-server/021", marks.done_ended, True, TIMED),
     ("llama-server/031", marks.completion_ended, True, Usage(4, 3, 8, 5.303, 34.421, 0)),
     ("llama-server/042", marks.messages_ended, True, Usage(36, 35, 8)),
     ("ollama/074", marks.done_ended, True, Usage(15, None, 8)),
     ("ollama/080", marks.responses_ended, True, Usage(10, 0, 8)),
     ("ollama/082", marks.messages_ended, True, Usage(15, None, 8)),
-    ("ollama/152", marks.ndjson_ended, False, Usage(129, None, 28, 7.487, 143.061)),
+    ("ollama/152", marks.ndjson_ended, False, Usage(129, None, 28, 7.487, 143.061, load_ms=0.905542)),
     ("ollama/161", marks.messages_ended, True, Usage(129, None, 28)),
 ]
 
@@ -91,11 +91,11 @@ def test_streams_of_killed_engines_are_not_complete(name: str, ended: Ended) -> 
         ("llama-server/032", Usage(1, 0, 8, 5.184, 34.256)),
         ("llama-server/040", Usage(31, 24, 8)),
         ("llama-server/041", Usage(36, 24, 8)),
-        ("ollama/031", Usage(15, None, 12, 15.296, 158.278)),
+        ("ollama/031", Usage(15, None, 12, 15.296, 158.278, load_ms=3.213856)),
         ("ollama/073", Usage(15, None, 8)),
         ("ollama/079", Usage(10, 0, 8)),
         ("ollama/081", Usage(15, None, 8)),
-        ("ollama/140", Usage(1, None, None)),
+        ("ollama/140", Usage(1, None, None, load_ms=277.681833)),
         ("ollama/147", Usage(2, None, None)),
         ("ollama/052", Usage()),
     ],
@@ -165,3 +165,18 @@ def test_midline_of_events(seen: bytes, midline: bool) -> None:
     watch = StreamWatch(record_end=b"\n\n")
     watch.see(seen)
     assert watch.midline is midline
+
+
+@pytest.mark.parametrize(
+    "record",
+    [b'{"created_at":"%d","message":{"role":"assistant","content":" na"},"done":false}\n',
+     b'{"created_at":"%d","response":"\\"","done":false}\n',
+     b'data: {"id":"%d","choices":[{"delta":{"content":" na"}}]}\n\n',
+     b'event: response.output_text.delta\ndata: {"delta":" na","sequence_number":%d}\n\n'],
+)  # fmt: skip
+def test_a_model_that_repeats_itself(record: bytes) -> None:
+    first = record.replace(b" na", b"Once").replace(b'\\"', b"Once") % 0
+    assert not watched(first + b"".join(record % number for number in range(29))).repeated
+    assert watched(first + b"".join(record % number for number in range(30))).repeated
+    assert not watched(b"".join(record % number for number in range(30)) + first).repeated
+    assert not watched(b"").repeated

@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
 import orjson
 
-from proxy.emulated import EmulatedEngine
+from proxy.emulated import EmulatedEngine, EmulatedModel
 from proxy.emulated.engine import SlotEngine
 from proxy.emulated.jobs import Job, Problem
+from proxy.emulated.ollama_files import MemoryFiles
+from proxy.emulated.ollama_store import Store, StoredModel
 from proxy.emulated.replies import Wish, plan_reply
 from proxy.emulated.text import tokenize
 from scheduler.simulation.engine import EngineSettings
@@ -83,3 +86,30 @@ def json_lines(text: str) -> list[dict[str, Any]]:
 
 def chat_body(text: str = "Hello there", /, **more: Any) -> dict[str, Any]:
     return {"model": "emulated", "messages": [{"role": "user", "content": text}], **more}
+
+
+def make_store(*models: str | EmulatedModel) -> Store:
+    """A model store in memory, the first model the newest."""
+    store = Store(MemoryFiles())
+    for model in reversed(models):
+        store.provide(model if isinstance(model, EmulatedModel) else EmulatedModel(model))
+    return store
+
+
+def stored(model: str | EmulatedModel) -> StoredModel:
+    """One model, as a store has it."""
+    return make_store(model).models()[0]
+
+
+def found(store: Store, name: str) -> StoredModel:
+    model = store.find(name)
+    assert model is not None
+    return model
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and not merely waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import orjson
 import pytest
 
 from proxy.emulated.__main__ import build_parser, main, make_engine
 from scheduler.simulation.step_times import PRESETS
+from tests.proxy.emulated.support import is_alive
 from tests.real_engine import UnixConnection
 from tests.wait import until_sync
 
@@ -86,6 +88,57 @@ def test_wrong_options_are_refused(wrong: list[str], capsys: pytest.CaptureFixtu
     with pytest.raises(SystemExit):
         build_parser().parse_args(wrong)
     assert wrong[0] in capsys.readouterr().err
+
+
+def test_options_of_an_ollama_reach_the_engine(tmp_path: Path) -> None:
+    arguments = build_parser().parse_args(
+        [
+            *("--api", "ollama", "--model", "a,family=qwen35,num_ctx=9", "--registry", "m,size=5"),
+            *("--registry-speed", "7", "--children", "--ps-stall", "2", "--memory", "2", "--cloud"),
+            *("--models-dir", str(tmp_path)),
+        ]
+    )
+    options = make_engine(arguments).options
+    assert (options.models[0].family, options.models[0].settings) == ("qwen35", {"num_ctx": 9})
+    assert (options.registry[0].size_bytes, options.registry_bytes_per_s) == (5, 7)
+    assert (options.children, options.ps_stall_s, options.memory_bytes, options.cloud) == (True, 2, 2**31, True)
+    bare = build_parser().parse_args(["--api", "ollama", "--models-dir", str(tmp_path)])
+    assert make_engine(bare).options.models == ()  # what is there already
+
+
+def test_in_the_place_of_ollama_the_environment_wins(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OLLAMA_HOST", "127.0.0.1:12345")
+    monkeypatch.setenv("OLLAMA_NUM_PARALLEL", "3")
+    command = ["--api", "ollama", "--slots", "9", "--load", "5", "--as-ollama", "serve"]
+    engine = make_engine(build_parser().parse_args(command))
+    assert (engine.url, engine.options.slots, engine.options.load_s) == ("http://127.0.0.1:12345", 3, 5)
+    assert main(["--as-ollama", "--version"]) == 0
+    assert capsys.readouterr().out == f"ollama version is {engine.options.version}\n"
+    assert main(["--as-ollama", "list"]) == 1
+
+
+@pytest.mark.parametrize(("number", "lives"), [(signal.SIGTERM, False), (signal.SIGKILL, True)])
+def test_its_children_go_with_sigterm_and_live_on_after_sigkill(
+    tmp_path: Path, number: signal.Signals, lives: bool
+) -> None:
+    path = tmp_path / "engine.sock"
+    with process("--api", "ollama", "--listen", f"unix:{path}", "--children", "--faults") as started:
+        until_sync(lambda: status(path, "GET", "/") == 200, "it answers")
+        assert status(path, "POST", "/api/generate", b'{"model": "emulated"}') == 200
+        connection = UnixConnection(str(path))
+        connection.request("GET", "/emulated/state")
+        (resident,) = orjson.loads(connection.getresponse().read())["resident"]
+        started.send_signal(number)
+        started.wait(10)
+    pid = resident["pid"]
+    if lives:
+        assert is_alive(pid)
+        program = Path(Path(f"/proc/{pid}/cmdline").read_text().partition("\0")[0])
+        until_sync(lambda: not program.parent.exists(), "it has begun and taken its link away")
+        os.kill(pid, signal.SIGKILL)
+    until_sync(lambda: not is_alive(pid), "the child is gone")
 
 
 def test_an_address_that_cannot_be_had_ends_it() -> None:

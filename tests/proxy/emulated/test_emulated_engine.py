@@ -147,3 +147,33 @@ async def test_an_address_that_cannot_be_had_is_an_error() -> None:
         with pytest.raises(OSError, match="address already in use"):
             await other.start()
         await other.stop()
+
+
+async def test_what_happened_to_runners_can_be_asked_for_and_is_kept_over_a_death() -> None:
+    engine = EmulatedEngine("ollama", models=["a", "b"], max_loaded=1, fault_route=True)
+    async with engine, client_of(engine) as client:
+        for name in "ab":
+            await client.post("/api/generate", json={"model": name})
+        state = (await client.get("/emulated/state")).json()
+        assert (state["loads"], state["evictions"], state["pending_loads"]) == (2, 1, 0)
+        assert state["by_model"] == {"a:latest": {"loads": 1, "evictions": 1}, "b:latest": {"loads": 1}}
+        assert [(one["name"], one["slots"], one["pid"]) for one in state["resident"]] == [("b:latest", 4, None)]
+        engine.kill()
+        await engine.start()
+    async with EmulatedEngine("ollama") as silent, client_of(silent) as client:
+        assert (await client.get("/emulated/state")).status_code == 404
+    assert engine.loads.loads == 2
+    assert engine.residents == []
+    assert EmulatedEngine("llama-server").state()["resident"] == []
+
+
+async def test_a_model_that_was_pulled_is_there_after_a_death() -> None:
+    engine = EmulatedEngine("ollama", registry=["b"])
+    async with engine:
+        async with client_of(engine) as client:
+            await client.post("/api/pull", json={"model": "b"})
+        engine.kill()
+        await engine.start()
+        async with client_of(engine) as client:
+            names = {model["name"] for model in (await client.get("/api/tags")).json()["models"]}
+    assert names == {"emulated:latest", "b:latest"}

@@ -51,3 +51,16 @@ def test_what_there_is_not_cannot_be_added() -> None:
         faults.add("no-such")
     with pytest.raises(TypeError):
         faults.add("error", colour="red")
+
+
+def test_failing_loads_befall_loads_and_failing_pulls_befall_pulls() -> None:
+    faults, _ = make()
+    faults.add("load-fails", times=1)
+    assert faults.take("/api/chat", inference=True) is None
+    assert (faults.load_fails() or "")[:20] == "model failed to load"
+    assert faults.load_fails() is None
+    faults.add("load-fails", message="out of memory")
+    assert faults.load_fails() == "out of memory"
+    pull = faults.add("pull-fails", after_bytes=5)
+    assert faults.take("/api/chat", inference=True) is None
+    assert faults.take("/api/pull", inference=False) is pull

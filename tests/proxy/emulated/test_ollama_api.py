@@ -95,7 +95,10 @@ async def test_a_dead_child_ends_every_answer_of_its_model() -> None:
             last = json_lines(one.text)[-1]
             assert last == {"error": "an error was encountered while running the model: unexpected EOF"}
         assert len(json_lines(answer.text)) == 4
-        assert (await client.get("/api/ps")).json() == {"models": []}
+        # Nobody has noticed: it is listed until a request finds out.
+        assert len((await client.get("/api/ps")).json()["models"]) == 1
+        again = await client.post("/api/chat", json=chat_body(stream=False, options={"num_predict": 2}))
+        assert (again.status_code, engine.loads.child_deaths, engine.loads.loads) == (200, 1, 2)
 
 
 async def test_a_context_is_taken_up_again() -> None:
@@ -105,3 +108,59 @@ async def test_a_context_is_taken_up_again() -> None:
         second = (await client.post("/api/generate", json=body | {"context": first["context"]})).json()
         assert second["context"][: len(first["context"])] == first["context"]
         assert second["prompt_eval_count"] > first["prompt_eval_count"]
+
+
+async def test_a_failed_load_says_why_and_the_next_one_succeeds() -> None:
+    async with EmulatedEngine("ollama") as engine, client_of(engine) as client:
+        engine.faults.add("load-fails", times=1)
+        failed = await client.post("/api/chat", json=chat_body())
+        assert (failed.status_code, failed.json()["error"][:20]) == (500, "model failed to load")
+        v1 = await client.post("/v1/chat/completions", json=chat_body())
+        assert (v1.status_code, engine.loads.failed, engine.loads.loads) == (200, 1, 1)
+
+
+async def test_clients_of_v1_and_of_ollama_share_what_is_loaded_and_others_reload_it() -> None:
+    async with EmulatedEngine("ollama", context=4096) as engine, client_of(engine) as client:
+        for options in ({}, {"num_ctx": 4096}, None, {"num_ctx": 2048}, None):
+            path = "/api/chat" if options is not None else "/v1/chat/completions"
+            body = chat_body(max_tokens=2) if options is None else chat_body(options={"num_predict": 2, **options})
+            assert (await client.post(path, json=body)).status_code == 200
+        assert (engine.loads.loads, engine.loads.reloads) == (3, 2)
+
+
+async def test_a_copy_and_a_model_made_of_it_are_served_by_the_same_runner() -> None:
+    async with EmulatedEngine("ollama", max_loaded=1) as engine, client_of(engine) as client:
+        fields = {"from": "emulated", "system": "Be brief.", "parameters": {"num_ctx": 1024}}
+        assert (await client.post("/api/create", json={"model": "other2", **fields})).status_code == 200
+        assert (await client.post("/api/copy", json={"source": "emulated", "destination": "other"})).status_code == 200
+        await client.post("/api/chat", json=chat_body() | {"model": "other2", "options": {"num_predict": 1}})
+        body = chat_body() | {"model": "other", "options": {"num_predict": 1, "num_ctx": 1024}}
+        assert (await client.post("/api/chat", json=body)).status_code == 200
+        (listed,) = (await client.get("/api/ps")).json()["models"]
+        assert (listed["name"], listed["context_length"]) == ("other2:latest", 1024)
+        assert engine.loads.loads == 1
+
+
+async def test_who_leaves_lets_go_of_the_model_at_once_though_its_slot_is_busy() -> None:
+    engine = EmulatedEngine("ollama", slots=1, speed=1, quiet_s=1000.0, context=131_072)
+    async with engine, client_of(engine) as client:
+        body = chat_body("word " * 60_000, options={"num_predict": 1})
+        first = asyncio.ensure_future(client.post("/api/chat", json=body))
+        await until(lambda: engine.busy_slots, "it runs")
+        first.cancel()
+        await until(lambda: not engine.residents[0].users, "nobody uses it")
+        assert engine.busy_slots == 1
+        other = chat_body(options={"num_predict": 1, "num_ctx": 4096})  # the reload waits for nobody
+        answer = await client.post("/api/chat", json=other)
+        assert (answer.status_code, engine.loads.reloads, engine.open_requests) == (200, 1, 0)
+
+
+async def test_cloud_models_need_an_account_and_no_slot() -> None:
+    body = chat_body(stream=False, options={"num_predict": 2}) | {"model": "big:cloud"}
+    async with EmulatedEngine("ollama") as engine, client_of(engine) as client:
+        refused = await client.post("/api/chat", json=body)
+        assert (refused.status_code, refused.json()["error"][:24]) == (403, "ollama cloud is disabled")
+    async with EmulatedEngine("ollama", cloud=True) as engine, client_of(engine) as client:
+        assert (await client.post("/api/chat", json=body)).json()["model"] == "big:cloud"
+        assert (await client.get("/api/ps")).json() == {"models": []}
+        assert engine.loads.loads == 0

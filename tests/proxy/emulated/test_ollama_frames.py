@@ -1,7 +1,7 @@
 import time
 
 from proxy.emulated.jobs import Job, Silent
-from proxy.emulated.ollama_frames import NativeForm, Told, counts, load_record
+from proxy.emulated.ollama_frames import NativeForm, Told, counts, load_record, logprob
 from proxy.emulated.replies import Stop, Tool, Wish, plan_reply
 from proxy.emulated.text import tokenize
 from tests.proxy.emulated.support import json_lines
@@ -59,3 +59,17 @@ def test_zeros_are_left_out() -> None:
 def test_loading_and_unloading_say_so() -> None:
     (record,) = json_lines(load_record("m", "unload", chat=True).decode())
     assert (record["message"], record["done_reason"]) == ({"role": "assistant", "content": ""}, "unload")
+
+
+def test_probabilities_of_a_stream_are_those_of_the_whole_answer() -> None:
+    told = Told("m", 0.5, time.monotonic(), logprobs=2)
+    job, form = finished(), NativeForm(told, chat=True)
+    assert job.reply is not None
+    lines = json_lines(b"".join(form.said(job, piece) for piece in job.reply.pieces).decode())
+    (whole,) = json_lines(form.whole(job).decode())
+    assert [entry for line in lines for entry in line["logprobs"]] == whole["logprobs"]
+    assert "logprobs" not in json_lines(form.finished(job).decode())[0]
+    entry = logprob(" é", 2)
+    assert (entry["bytes"], len(entry["top_logprobs"])) == ([32, 195, 169], 2)
+    assert entry["logprob"] < 0
+    assert "top_logprobs" not in logprob("a", 0)

@@ -1,5 +1,6 @@
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 
@@ -17,7 +18,7 @@ from proxy.emulated.ollama_requests import (
 )
 from proxy.emulated.options import EmulatedModel, Options
 from proxy.emulated.text import detokenize, tokenize
-from tests.proxy.emulated.support import chat_body
+from tests.proxy.emulated.support import chat_body, stored
 
 
 def packed(value: Any) -> bytes:
@@ -70,6 +71,16 @@ def test_a_prompt_that_must_not_be_cut_is_refused_in_the_childs_words() -> None:
     assert (caught.value.status, error["type"], error["n_ctx"]) == (400, "exceed_context_size_error", 512)
 
 
+def test_pictures_are_only_for_models_that_see() -> None:
+    body = {"model": "a", "messages": [{"role": "user", "content": "hi", "images": ["aGk="]}]}
+    seeing, blind = read_chat(packed(body)), read_chat(packed(body))
+    check_model(seeing, stored(EmulatedModel("a", ("completion", "vision"))))
+    check_model(blind, stored(EmulatedModel("a", ("completion",))))
+    assert prompt_tokens(seeing, 512)
+    with pytest.raises(OllamaError, match="does not support multimodal requests"):
+        prompt_tokens(blind, 512)
+
+
 def test_options_travel() -> None:
     asked = read_chat(packed(chat_body(options={"num_ctx": 99, "num_predict": 5, "seed": 4, "stop": ["x"]})))
     assert (asked.runner, asked.most) == ({"num_ctx": 99}, 5)
@@ -92,7 +103,7 @@ def test_options_travel() -> None:
 )
 def test_what_a_model_cannot_do(more: dict[str, Any], capabilities: tuple[str, ...], message: str) -> None:
     with pytest.raises(OllamaError) as caught:
-        check_model(read_chat(packed(chat_body(**more))), EmulatedModel("a", capabilities))
+        check_model(read_chat(packed(chat_body(**more))), stored(EmulatedModel("a", capabilities)))
     assert caught.value.message == message
 
 
@@ -109,3 +120,27 @@ def test_what_is_missing(read: Any, body: dict[str, Any], message: str) -> None:
     with pytest.raises(OllamaError) as caught:
         read(packed(body))
     assert (caught.value.status, caught.value.message) == (400, message)
+
+
+def test_what_the_modelfile_says_holds_where_the_request_is_silent() -> None:
+    model = stored(EmulatedModel("a", settings={"num_ctx": 8192, "num_predict": 7, "stop": ["END"]}))
+    asked = read_chat(packed(chat_body(options={"num_predict": 3, "seed": None}, shift=False)))
+    check_model(asked, model)
+    assert asked.runner == {"num_ctx": 8192, "shift": False}
+    assert (asked.most, wish_of(asked, Options()).stop) == (3, ("END",))
+    plain = read_chat(packed(chat_body()))
+    check_model(plain, stored("a"))
+    assert (plain.runner, wish_of(plain, Options()).stop) == ({}, ())  # every model's own end of a turn is no word
+
+
+def test_the_models_system_text_gives_way_to_the_requests() -> None:
+    model = msgspec.structs.replace(stored("a"), system="Be brief.")
+    for messages, first in (([], "Be brief."), ([{"role": "system", "content": "Be long."}], "Be long.")):
+        asked = read_chat(packed({"model": "a", "messages": [*messages, {"role": "user", "content": "x"}]}))
+        check_model(asked, model)
+        assert [message["content"] for message in asked.messages] == [first, "x"]
+
+
+def test_probabilities_are_told_when_they_are_asked_for() -> None:
+    for more, expected in (({}, None), ({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 2}, 2)):
+        assert read_chat(packed(chat_body(**more))).logprobs == expected

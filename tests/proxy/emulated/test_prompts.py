@@ -48,6 +48,13 @@ def test_content_may_be_parts() -> None:
 )
 def test_pictures_are_seen(message: dict[str, Any]) -> None:
     assert has_images([message])
+
+
+def test_a_picture_is_part_of_the_prompt() -> None:
+    one, other = ([{"role": "user", "content": "hi", "images": [picture]}] for picture in ("aGk=", "aG8="))
+    assert render_chat(one, []) == render_chat(one, [])
+    assert render_chat(one, []) != render_chat(other, [])
+    assert render_chat(one, []).endswith(">hi<|im_end|>\n<|im_start|>assistant\n")
     assert not has_images(USER)
 
 

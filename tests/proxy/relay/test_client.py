@@ -26,6 +26,7 @@ async def test_a_whole_answer_keeps_the_connection(rig: Rig) -> None:
         client.post()
         got = await client.answer()
         assert got.body == b"Ollama is running"
+        assert got.headers.pop("date").endswith(" GMT")
         assert got.headers == {"content-type": "text/plain", "content-length": "17"}
 
 
@@ -239,3 +240,36 @@ async def test_a_request_of_another_server_is_refused() -> None:
     writer.close()
     plain.close()
     assert "Frontend" in str(failed[0])
+
+
+async def test_an_answer_that_ended_with_the_engines_own_error_ends_properly(rig: Rig) -> None:
+    def write(client: Client) -> None:
+        client.start(200, [])
+        client.write(b'{"error":"x"}\n')
+        client.end()
+        client.end()
+
+    answering(rig, write)
+    client = await rig.connect()
+    for _ in range(2):
+        client.post()
+        assert (await client.answer()).body == b'{"error":"x"}\n'
+
+
+async def test_an_answer_of_a_length_that_misses_bytes_does_not_end_properly(rig: Rig) -> None:
+    def write(client: Client) -> None:
+        client.start(200, [("Content-Length", "100")])
+        client.write(b"x")
+        client.end()
+
+    answering(rig, write)
+    got = await rig.ask()
+    assert not got.complete
+    assert got.body == b"x"
+
+
+async def test_no_content_has_no_length(rig: Rig) -> None:
+    answering(rig, lambda client: client.reply(204, [("Date", "then")], b""))
+    client = await rig.connect()
+    client.post()
+    assert (await client.answer()).headers == {"date": "then"}

@@ -267,6 +267,7 @@ async def test_refusals_that_another_backend_may_not_share(
     assert rig.errors[0].failure is failure
     assert not rig.errors[0].committed
     assert rig.errors[0].detail == body.decode()
+    assert rig.errors[0].error_body == body
     assert rig.first_bytes == 0
 
 

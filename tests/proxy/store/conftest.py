@@ -18,13 +18,6 @@ ENGINES = ["valkey", *(["redis"] if REDIS else [])]
 OpenStore = Callable[..., Awaitable[Store]]
 
 
-@pytest.fixture
-def short_dir() -> Iterator[Path]:
-    """A directory with a path short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="sg-") as name:
-        yield Path(name)
-
-
 @pytest.fixture(scope="session", params=ENGINES)
 def shared_process(request: pytest.FixtureRequest) -> Iterator[StoreProcess]:
     """A store that lives as long as the test run; each test finds it empty."""

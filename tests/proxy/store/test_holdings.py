@@ -116,6 +116,23 @@ def test_alone_counts_others_while_they_are_known() -> None:
     assert [alone(holdings, name, 1, others_known=True) for name in "ab"] == [True, False]
 
 
+@given(
+    limit=st.integers(1, 32), counts=st.lists(st.integers(0, 16), min_size=2, max_size=6), name=st.sampled_from("abc")
+)
+def test_together_they_never_take_more_than_the_limit(limit: int, counts: list[int], name: str) -> None:
+    """Whatever each held when the store went: one that holds more than its share takes nothing until it holds less."""
+    held = [min(count, max(0, limit - sum(counts[:number]))) for number, count in enumerate(counts)]
+    most = 0
+    for rank, mine in enumerate(held):
+        holdings = Holdings()
+        holdings.hear(name, 0.0, (sum(held), mine, -1))
+        part = holdings.others_part(name, limit, share_of=len(held), rank=rank, others_known=True)
+        most += max(mine, limit - part)
+        later = holdings.others_part(name, limit, share_of=len(held), rank=rank, others_known=False)
+        assert limit - later == fair_share(limit, len(held), rank, name)
+    assert most <= limit
+
+
 def test_nothing_is_remembered_for_ever() -> None:
     holdings = Holdings()
     for name in ("old", "kept", "held"):
@@ -136,10 +153,10 @@ def test_nothing_is_remembered_for_ever() -> None:
 def test_alone_a_slot_may_be_named_only_where_nobody_else_can_name_it() -> None:
     holdings = Holdings()
 
-    def claims(nonce: str, slot: int | None, *, share_of: int = 1) -> tuple[bool, bool]:
+    def claims(nonce: str, slot: int | None, *, share_of: int = 1, names: bool = False) -> tuple[bool, bool]:
         holding = holdings.ask("g0", nonce, 1, 1, 8, slot)
         granted, _, slot_refused = holdings.decide_alone(
-            "g0", nonce, holding, share_of=share_of, rank=0, others_known=False, now_s=0.0
+            "g0", nonce, holding, share_of=share_of, rank=0, others_known=False, now_s=0.0, names=names
         )
         return granted, slot_refused
 
@@ -148,6 +165,8 @@ def test_alone_a_slot_may_be_named_only_where_nobody_else_can_name_it() -> None:
     assert claims("b", 0) == (False, True)
     assert claims("b", 1) == (True, False)
     assert claims("c", 2, share_of=2) == (False, True)
+    assert claims("c", 1, share_of=2, names=True) == (False, True), "we are at it ourselves"
+    assert claims("c", 2, share_of=2, names=True) == (True, False), "we hear of what others name"
     assert claims("d", None) == (True, False)
     assert claims("e", 3) == (False, True), "one is at a slot that nobody knows"
 

@@ -103,3 +103,92 @@ async def test_a_claim_that_is_late_at_a_well_store_is_told_at_once(open_store: 
 
     assert (await store.occupancy(["g0"]))["g0"] == Occupancy(2, 2, False)
     assert store._holdings.of("g0").keys() == {"n1"}
+
+
+class PlayedCircle:
+    """Others that are told directly."""
+
+    def __init__(self) -> None:
+        self.whole = False
+        self.forming = False
+        self.told: list[bytes] = []
+        self.wanted = asyncio.Event()
+        self.known = asyncio.Event()
+
+    def tell(self, payload: bytes) -> None:
+        self.told.append(payload)
+
+    async def formed(self, until_s: float) -> None:
+        assert until_s > asyncio.get_running_loop().time()
+        self.wanted.set()
+        await self.known.wait()
+
+
+async def pair_without_store(open_store: OpenStore, process: StoreProcess) -> tuple[Store, PlayedCircle]:
+    """A proxy of two that just lost the store."""
+    store, circle = await open_store(url=process.url, call_timeout_s=0.25), PlayedCircle()
+    await open_store("other", url=process.url, call_timeout_s=0.25)
+    store.tell_directly(circle)
+    await store._fleet.look()
+    assert len(store.proxies) == 2
+    process.stop()
+    await until(lambda: not store.up, "the store is away")
+    return store, circle
+
+
+async def test_where_others_are_heard_slots_are_named_and_what_happens_is_told(
+    open_store: OpenStore, own_process: StoreProcess
+) -> None:
+    store, circle = await pair_without_store(open_store, own_process)
+    circle.known.set()
+    assert (await store.claim("g0", "n0", 1, 4, 1, 0, b"refused")).slot_refused
+    circle.whole = True
+
+    reply = await store.claim("g0", "n1", 1, 4, 1, 0, b"taken")
+    assert (reply.granted, reply.local, reply.kept, reply.seats_elsewhere) == (True, True, True, 2)
+    assert (await store.claim("g0", "n1", 1, 4, 1, 0, b"taken")).granted, "said again, not told again"
+    assert (await store.claim("g0", "n2", 1, 4, 1, 0, b"refused")).slot_refused
+    store.tell(b"news")
+    assert await store.release("g0", "n1", b"over")
+    store.give_back("g0", "nobody's", b"of nothing")
+
+    assert circle.told == [b"taken", b"news", b"over"]
+    assert (await store.occupancy(["g0"]))["g0"] == Occupancy(2, 0, False, local=True, kept=True)
+
+
+async def test_a_claim_waits_until_it_is_known_whether_others_are_heard(
+    open_store: OpenStore, own_process: StoreProcess
+) -> None:
+    store, circle = await pair_without_store(open_store, own_process)
+    claim = asyncio.ensure_future(store.claim("g0", "n1", 1, 4, 1, 0))
+    await circle.wanted.wait()
+    circle.whole = True
+    circle.known.set()
+
+    assert (await claim).granted
+
+
+async def test_if_the_store_is_back_meanwhile_it_is_asked(open_store: OpenStore, own_process: StoreProcess) -> None:
+    store, circle = await pair_without_store(open_store, own_process)
+    store._leases._call_timeout_s = 30.0
+    claim = asyncio.ensure_future(store.claim("g0", "n1", 1, 4, 1, 0))
+    await circle.wanted.wait()
+    own_process.start()
+    await until(lambda: store.up, "the store is back")
+    circle.known.set()
+
+    reply = await claim
+    assert (reply.granted, reply.local) == (True, False)
+
+
+async def test_a_claim_that_is_cancelled_while_it_waits_holds_nothing(
+    open_store: OpenStore, own_process: StoreProcess
+) -> None:
+    store, circle = await pair_without_store(open_store, own_process)
+    claim = asyncio.ensure_future(store.claim("g0", "n1", 1, 4, 1, 0))
+    await circle.wanted.wait()
+    claim.cancel()
+    await asyncio.wait([claim])
+
+    assert store._holdings.seats("g0") == 0
+    assert store._holdings.of("g0")["n1"].stand is Stand.GONE

@@ -223,6 +223,28 @@ async def test_while_it_is_gone_attempts_are_spaced(open_store: OpenStore, own_p
     assert asyncio.get_running_loop().time() - began > 0.3
 
 
+async def test_in_doubt_it_is_tried_at_once(
+    open_store: OpenStore, short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.store.link.BACKOFF_MAX_S", 1000.0)
+    process = StoreProcess("valkey", short_dir)
+    store = await open_store(url=process.url)
+    store._link.backoff_s = 1000.0
+    store.doubt()
+    attempts = store._link.attempts
+    await until(lambda: store._link.attempts > attempts and store._link._wire is None, "it tried once more")
+    try:
+        process.start()
+        store.doubt()
+        await until(lambda: store.up, "the store is up")
+        store.doubt()
+        await until(lambda: store._fleet._healing is None or store._fleet._healing.done(), "it looked")
+        assert store.up
+    finally:
+        await store.close()
+        process.stop()
+
+
 async def test_a_connection_that_breaks_again_and_again_is_no_busy_loop(
     open_store: OpenStore, own_process: StoreProcess, short_dir: Path
 ) -> None:

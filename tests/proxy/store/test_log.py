@@ -165,6 +165,21 @@ async def test_doubt_makes_it_begin_anew(reading: Reading, raw: redis.Redis) -> 
     assert reading.reader.gaps == 1
 
 
+async def test_in_doubt_it_is_tried_at_once(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = StoreProcess("valkey", short_dir)
+    for name in ("BACKOFF_FIRST_S", "BACKOFF_MAX_S"):
+        monkeypatch.setattr(log, name, 1000.0)
+    reading = Reading(process.url)
+    await reading.reader.start(None)
+    process.start()
+    try:
+        reading.reader.doubt()
+        await until(lambda: reading.heard == [None], "it reads, and what was before counts as missed")
+    finally:
+        await reading.reader.close()
+        process.stop()
+
+
 async def test_waiting_for_a_position_ends_in_time(reading: Reading, raw: redis.Redis) -> None:
     await reading.reader.reached(10**18, 60)
     await reading.reader.start(None)

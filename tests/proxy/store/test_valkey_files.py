@@ -38,6 +38,8 @@ def test_a_long_state_directory_gets_a_short_socket_of_its_own(tmp_path: Path) -
     assert len(os.fsencode(path)) <= 107
     assert path != valkey_files.socket_path(tmp_path / ("y" * 120))
     assert valkey_files.socket_path(Path("/s")) == Path("/s/valkey.sock")
+    assert valkey_files.short_enough(Path("/s/other.sock")) == Path("/s/other.sock")
+    assert valkey_files.short_enough(long / "other.sock").name == "other.sock"
 
 
 def test_a_socket_url_survives_odd_names() -> None:

@@ -62,7 +62,7 @@ def test_json(written: Path) -> None:
         '"outcome":"done","method":"POST","path":"/api/chat","dialect":"ollama","operation":"chat",'
         '"model":"llama3:latest","backend":"gpu-0","queue_ms":0.0,"first_byte_ms":87.7,"total_ms":1234.6,"attempts":1,'
         '"bytes_in":321,"bytes_out":65536,"prompt_tokens":100,"cached_tokens":80,'
-        '"predicted_cached_tokens":84,"output_tokens":56,"slot":3,"tenant":"build farm",'
+        '"predicted_cached_tokens":84,"output_tokens":56,"slot":3,"context_tokens":null,"tenant":"build farm",'
         '"client":"10.0.0.7","request":"r-1","detail":""}\n'
     )
 

@@ -33,6 +33,18 @@ def test_four_that_tell_each_other_do_as_well_as_one() -> None:
     assert four.ttft_mean_s < 1.5 * one.ttft_mean_s
 
 
+def test_four_without_the_store_that_tell_each_other_directly_find_as_much() -> None:
+    told, _, _ = lived(Share.NEWS)
+    direct, router, deferred = lived(Share.DIRECT)
+
+    assert router is not None
+    assert router.most_seats <= SLOTS
+    assert deferred <= 1, "two may name one slot in the same millisecond"
+    assert direct.requests == told.requests
+    assert abs(direct.hit_rate - told.hit_rate) < 0.05
+    assert direct.ttft_mean_s < 1.5 * told.ttft_mean_s
+
+
 def test_four_that_only_share_leases_keep_the_limit_and_find_less() -> None:
     told, _, _ = lived(Share.NEWS)
     counted, router, _ = lived(Share.LEASES)

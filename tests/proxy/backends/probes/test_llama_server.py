@@ -181,3 +181,13 @@ async def test_the_real_one_over_tcp(real_engine_tcp: RealEngine) -> None:
 )
 def test_a_path_is_no_name(name: str, public: str) -> None:
     assert _public_name(name) == public
+
+
+async def test_it_may_have_to_serve_a_certain_model(engine: Answers) -> None:
+    control = Control(parse_endpoint(engine.url), 5)
+    assert (await LlamaServerProbe(control, serves=PROPS["model_path"]).look()).busy_slots == 0
+    with pytest.raises(ProbeError, match="it serves /models/SmolLM2") as caught:
+        await LlamaServerProbe(control, serves="/models/other.gguf").look()
+    assert caught.value.another
+    assert engine.count("/slots") == 1  # another one's slots are nobody's business
+    await control.close()
