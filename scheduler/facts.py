@@ -64,7 +64,10 @@ class Facts:
             state.life = Life(state.life.condition, state.life.draining)
         elif (backend.slots, backend.host_cache_tokens) != (state.told.slots, state.told.host_cache_tokens):
             self._outlook.resized(backend.id)
+        had_sight = state.reports_slots
         state.told = state.backend = backend
+        if had_sight and not state.reports_slots:
+            self._seats.lost_sight(backend.id, self.policy, now_s)
         self._outlook.changed(backend)
         self.tune_limit(backend.id, min(backend.models, default=None))
         self._shake(state)

@@ -142,6 +142,12 @@ class Seats:
             grace_s = policy.abandoned_stream_grace_s if lease.committed else policy.abandoned_grace_s
         self._deadlines.set(("grace", lease.nonce), now_s + grace_s)
 
+    def lost_sight(self, backend_id: str, policy: Policy, now_s: float) -> None:
+        """A backend tells nothing of its slots any more: its abandoned seats wait for no look, but for a grace time."""
+        for lease in self._ledger.of(backend_id):
+            if lease.state is LeaseState.ABANDONED:
+                self._deadlines.set(("grace", lease.nonce), now_s + policy.abandoned_grace_s)
+
     def seen_idle(self, nonce: str, now_s: float) -> None:
         """An abandoned lease's engine is, or must by now be, done with it."""
         lease = self._ledger.get(nonce)

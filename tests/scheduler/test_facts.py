@@ -350,3 +350,19 @@ def test_a_running_limit_that_is_found_by_itself_follows_the_time_per_token() ->
     assert [world.view(name).backend.running_limit for name in "ab"] == [8, 1], "at once"
     world.join(backend("a", limit=8, epoch=2))
     assert world.view("a").backend.running_limit == 8, "not where the limit is given"
+
+
+def test_an_engine_that_stops_to_tell_of_its_slots_frees_what_was_abandoned_soon() -> None:
+    world = World(Policy(abandoned_grace_s=5.0, abandoned_limit_s=100.0))
+    seen = backend("a", slot_source="children")
+    world.join(seen)
+    world.arrive(request("r1"))
+    world.answer_claims()
+    world.client_leaves("r1")
+    assert world.view("a").taken == 1
+    world.feed(events.BackendChanged(msgspec.structs.replace(seen, slot_source="leases")))
+
+    world.pass_time(4.0)
+    assert world.view("a").taken == 1
+    world.pass_time(1.5)
+    assert world.view("a").taken == 0

@@ -154,3 +154,16 @@ def test_a_restart_tells_whose_claims_are_void() -> None:
     assert desk.seats.grant(wanted.nonce, 3.0) is None
     assert desk.effects == [Release("a", wanted.nonce)]
     assert desk.replica.view("a").room == 2
+
+
+def test_what_can_be_looked_into_no_more_has_its_abandoned_seats_freed_after_a_grace_time() -> None:
+    desk = Desk("children")
+    desk.held("r2")
+    lease = desk.held()
+    desk.seats.abandon(lease, POLICY, 2.0)
+    assert desk.deadlines.earliest_s() == 102.0
+
+    desk.seats.lost_sight("a", POLICY, 10.0)
+
+    assert desk.deadlines.take_due(15.0) == ("grace", lease.nonce)
+    assert len(desk.deadlines) == 0, "one that runs is not touched"
