@@ -214,11 +214,6 @@ class Scheduler:
         """Models that shall stay loaded."""
         return self._planner.operators.pins
 
-    @property
-    def loads_done(self) -> int:
-        """Loads of this proxy that ended well."""
-        return self._loading.done
-
     def health(self, backend_id: str) -> Health:
         """Where a backend stands in its life; one that is not known (any more) is DOWN."""
         state = self._replica.get(backend_id)

@@ -88,8 +88,6 @@ class Loading:
         effects: list[Effect],
     ) -> None:
         self.policy = policy
-        self.done = 0
-        """Loads of this proxy that ended well."""
         self.news = False
         """Something ended or was heard since the planner looked last."""
         self._replica = replica
@@ -193,7 +191,6 @@ class Loading:
         keep(self._went_well, load.nonce, event.loaded, KEPT)
         target = load.backend_id, load.model, load.runner
         if event.loaded:
-            self.done += 1
             self._failed.pop(target, None)
             took_ms = event.took_ms if event.took_ms is not None else (now_s - load.since_s) * 1000.0
             if is_new:

@@ -26,9 +26,9 @@ A proxy that loses the store alone (a partition) is parted: the others say that 
 the others know, since these say whom they know: one that joined the fleet a moment before the store went cannot be
 overlooked by some.
 
-Seats are not decided here: each proxy keeps to its share, that of one that is gone included, so two that part or join
-at different moments never take the same seat. Two that name the same slot within the millisecond that news take let
-one request wait for the other at the engine, which the next look at it shows.
+Seats are not decided here: each proxy keeps to its share (`store.holdings`), that of one that is gone included, so it
+does not matter that proxies part or join at different moments. Two that name the same slot within the millisecond that
+news take let one request wait for the other at the engine, which the next look at it shows.
 """
 
 import asyncio

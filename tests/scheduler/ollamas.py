@@ -4,6 +4,7 @@ An engine here serves every request at the same pace; what it is true to is when
 load at a time, in order, each waiting until what it evicts is idle.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
@@ -167,7 +168,7 @@ class Ollama:
         self.stays.append(Stay(self.number, one.model, one.context, one.at_s, self._timeline.now_s))
 
 
-class Ollamas:
+class Ollamas(ABC):
     """Four of them, and clients. What is before them is said by who inherits.
 
     Args:
@@ -187,8 +188,9 @@ class Ollamas:
             self.timeline.at(ask.at_s, lambda ask=ask: self.arrive(ask))  # type: ignore[misc]
         self.timeline.run(lambda: len(self.served) == len(asks))
 
+    @abstractmethod
     def arrive(self, ask: Ask) -> None:
-        raise NotImplementedError
+        """A client asks: place it, now or later."""
 
     def stays(self) -> list[Stay]:
         return [stay for engine in self.engines for stay in (*engine.stays, *engine.open_stays)]
